@@ -212,10 +212,9 @@ def _proc_is_ours() -> bool:
 
     The line NSpid lists the pids of a process from the namespace of ``/proc`` down to its own.
     """
-    pid = os.getpid()
     lines = _read("/proc/self/status").splitlines()
-    seen = [b"NSpid:", b"%d" % pid] in (line.split() for line in lines if line[:5] == b"NSpid")
-    return seen and _start(pid) == _start("self")
+    pids = [line.split()[1:] for line in lines if line.startswith(b"NSpid:")]
+    return pids == [[b"%d" % os.getpid()]]
 
 
 def _start(pid: int | str) -> int:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from singleflight_sync import presence
+from tests.support import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="only Linux tells by pidfd that a process is gone"
+    not hasattr(os, "pidfd_open"),
+    reason=f"{parts.NOT_APPLICABLE}only Linux tells by pidfd that a process is gone",
 )
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +76,9 @@ class Owner:
 
     def with_part(self, place: int, part: str) -> str:
         """Return its id with another part; places count from the right, as an id is read."""
-        parts = self.id.rsplit("/", 4)
-        parts[place] = part
-        return "/".join(parts)
+        every = self.id.rsplit("/", 4)
+        every[place] = part
+        return "/".join(every)
 
 
 @pytest.fixture
@@ -135,9 +137,7 @@ def isolated(*options: str) -> tuple[str, ...]:
     try:
         subprocess.run([*command, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        if os.environ.get("SINGLEFLIGHT_TESTS_REQUIRE") == "all":
-            raise
-        pytest.skip("namespaces may not be made here")
+        parts.missing("namespaces: unshare is not there or not allowed")
     return command
 
 
@@ -246,9 +246,7 @@ def test_the_owner_is_gone_when_another_process_has_its_pid(owner: Owner) -> Non
         pytest.param(2, "9" * 5_000, id="huge start"),
     ],
 )
-def test_nothing_is_said_of_an_owner_that_this_host_cannot_know(
-    owner: Owner, place: int, part: str
-) -> None:
+def test_nothing_is_said_of_an_owner_that_this_host_cannot_know(owner: Owner, place: int, part: str) -> None:
     assert presence.watch(owner.with_part(place, part)) is None
 
 
