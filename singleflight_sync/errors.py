@@ -46,6 +46,9 @@ class OwnerFailedError(SingleFlightError):
         self.type_name = type_name
         self.traceback_text = traceback_text
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.type_name, self.traceback_text), dict(self.__dict__)
+
 
 class TakeoverLimitError(SingleFlightError):
     """Raised when the flight lost more owners than ``max_takeovers`` allows to replace."""
@@ -74,7 +77,7 @@ class StoreError(SingleFlightError):
     """Raised when Redis is unreachable or refuses a command; ``__cause__`` is the client's own error."""
 
 
-class FlightInterrupted(BaseException):  # noqa: N818 - like KeyboardInterrupt, no error
+class FlightInterrupted(BaseException):
     """Raised when a checkpoint finds that the flight is over.
 
     A ``BaseException``, so that the ``except Exception`` of the running function does not swallow it.

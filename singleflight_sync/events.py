@@ -178,10 +178,12 @@ class Observers:
         for subscription in self._subscriptions:
             try:
                 subscription.callback(event)
-            except Exception:
+            except Exception:  # noqa: PERF203 - each callback fails for itself
                 if not subscription.failed:
                     subscription.failed = True
-                    logger.exception("observer %r failed on %r; its next failures are not logged", subscription.callback, event)
+                    logger.exception(
+                        "observer %r failed on %r; its next failures are not logged", subscription.callback, event
+                    )
 
     def _replace(self, subscriptions: tuple[_Subscription, ...]) -> None:
         self._subscriptions = subscriptions

@@ -5,7 +5,7 @@ Different keys never meet in Redis, and different calls never share a key.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import enum
 import functools
@@ -25,6 +25,8 @@ from singleflight_sync.errors import ConfigurationError
 KeyMaker = Callable[[Sequence[Any], Mapping[str, Any]], str]
 
 _CACHE_SIZE = 1024
+_LONGEST_DECIMAL = 1024  # bits
+_quote = json.JSONEncoder(ensure_ascii=False).encode
 _PLAIN_KEY = re.compile(r"[!-z|~]{1,200}")  # printable ASCII without space and braces
 
 
@@ -71,6 +73,7 @@ def check_namespace(namespace: object) -> str:
 class Names(NamedTuple):
     """The Redis names of one key, and the tag that stands for the key between their braces."""
 
+    key: str
     tag: str
     result: bytes
     meta: bytes
@@ -114,6 +117,7 @@ class Namespace:
     def _names(self, key: str) -> Names:
         tag = _tag(check_key(key))
         return Names(
+            key=key,
             tag=tag,
             result=f"{self.name}:result:{{{tag}}}".encode(),
             meta=self.meta(tag),
@@ -133,12 +137,10 @@ def key_of_call(function: Callable[..., Any]) -> KeyMaker:
     The returned function raises ``TypeError`` for an argument whose type has no unambiguous text.
     """
     name = _function_name(function)
-    signature = _signature(function)
+    bind = _binder(_signature(function))
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        parts = (f"{parameter}={_argument(name, parameter, value)}" for parameter, value in bound.arguments.items())
+        parts = [f"{parameter}={_argument(name, parameter, value)}" for parameter, value in bind(args, kwargs).items()]
         return f"{name}({', '.join(parts)})"
 
     return make
@@ -162,12 +164,13 @@ def key_from_template(function: Callable[..., Any], template: str) -> KeyMaker:
             message = f"key {template!r} has the field {{{field}}}: use the plain names of the parameters ({known})"
             raise ConfigurationError(message)
 
+    bind = _binder(signature)
+
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        arguments = bind(args, kwargs)
         for field in used:
-            _refuse_address(field, bound.arguments[field])
-        return template.format_map(bound.arguments)
+            _refuse_address(field, arguments[field])
+        return template.format_map(arguments)
 
     return make
 
@@ -212,6 +215,26 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         raise ConfigurationError(message) from error
 
 
+def _binder(signature: inspect.Signature) -> Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]:
+    """Return what maps a call to its arguments, defaults included, in the order of the signature."""
+    names = tuple(signature.parameters)
+    defaults = {one.name: one.default for one in signature.parameters.values() if one.default is not one.empty}
+    simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in signature.parameters.values())
+
+    def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if simple and len(args) <= len(names):
+            # Most calls end here, in a quarter of the time that `Signature.bind` takes; it raises what is wrong.
+            given = dict(zip(names, args, strict=False))
+            arguments = {**defaults, **given, **kwargs}
+            if arguments.keys() == signature.parameters.keys() and given.keys().isdisjoint(kwargs):
+                return {name: arguments[name] for name in names}
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    return bind
+
+
 def _fields(template: str) -> list[str]:
     try:
         parsed = list(string.Formatter().parse(template))
@@ -248,7 +271,9 @@ def _argument(function: str, parameter: str, value: object) -> str:
         remedy = "for a view use django_singleflight.single_flight"
     else:
         remedy = "give key= as a template or a callable"
-    message = f"argument {parameter!r} of {function} holds a {culprit.__qualname__}, which has no unambiguous text: {remedy}"
+    message = (
+        f"argument {parameter!r} of {function} holds a {culprit.__qualname__}, which has no unambiguous text: {remedy}"
+    )
     raise TypeError(message)
 
 
@@ -271,17 +296,18 @@ def _text(value: object) -> str:
 
 def _int_text(value: int) -> str:
     # Python limits the decimal digits of very large numbers, never the hexadecimal ones.
-    return str(value) if value.bit_length() <= 1024 else hex(value)
+    return str(value) if value.bit_length() <= _LONGEST_DECIMAL else hex(value)
 
 
 def _str_text(value: str) -> str:
     # JSON doubles each backslash, so that the escapes of lone surrogates cannot be mistaken for text. `repr` would
     # do as well, but differs between Python versions.
-    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    text = _quote(value)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
-def _time_text(value: datetime.datetime | datetime.time) -> str:
-    # The zone itself too: zones that agree now need not agree later. And the fold, which a naive time has without a trace.
+def _time_text(value: dt.datetime | dt.time) -> str:
+    # The zone itself too, as zones that agree now need not agree later; and the fold, which a naive time hides.
     zone = "" if value.tzinfo is None else f" {_str_text(str(value.tzinfo))}"
     return f"{type(value).__name__}({value.isoformat()}{' fold' * value.fold}{zone})"
 
@@ -312,10 +338,10 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     float: repr,
     str: _str_text,
     bytes: repr,
-    datetime.date: "date({})".format,
-    datetime.datetime: _time_text,
-    datetime.time: _time_text,
-    datetime.timedelta: repr,
+    dt.date: "date({})".format,
+    dt.datetime: _time_text,
+    dt.time: _time_text,
+    dt.timedelta: repr,
     # Upper case, as the case of the exponent depends on the thread's decimal context.
     decimal.Decimal: lambda value: f"Decimal({str(value).upper()})",
     uuid.UUID: "UUID({})".format,

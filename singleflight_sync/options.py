@@ -119,16 +119,17 @@ class Options:
         """
         if not raw:
             return self
-        types = tuple(map(type, raw.values()))
-        if not _CACHEABLE.issuperset(types):  # no callable of a caller is kept alive here
+        key = (*raw, *raw.values(), *map(type, raw.values()))  # with the types, as 1 == 1.0 == True
+        try:
+            found = self._variants.get(key)
+        except TypeError:  # not hashable
             return self._replaced(raw)
-        key = (*raw.items(), *types)  # with the types, as 1 == 1.0 == True
-        found = self._variants.get(key)
         if found is None:
             found = self._replaced(raw)
-            if len(self._variants) >= _CACHE_SIZE:
-                self._variants.clear()
-            self._variants[key] = found
+            if _CACHEABLE.issuperset(map(type, raw.values())):  # no callable of a caller is kept alive
+                if len(self._variants) >= _CACHE_SIZE:
+                    self._variants.clear()
+                self._variants[key] = found
         return found
 
     def is_enabled(self) -> bool:
