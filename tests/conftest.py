@@ -160,9 +160,7 @@ def spawn() -> Iterator[Callable[..., Child]]:
     """Starts children: ``spawn("tests.integration.workers:own", key="k")``."""
     with ExitStack() as stack:
 
-        def start(
-            function: str, *, environment: dict[str, str] | None = None, **arguments: Any
-        ) -> Child:
+        def start(function: str, *, environment: dict[str, str] | None = None, **arguments: Any) -> Child:
             child = Child(function, arguments, environment=environment)
             stack.callback(child.close)
             return child
@@ -175,9 +173,7 @@ def spawn() -> Iterator[Callable[..., Child]]:
 
 def package_threads() -> list[str]:
     names = (thread.name for thread in threading.enumerate())
-    return [
-        name for name in names if name.startswith("singleflight-") and name not in LASTING_THREADS
-    ]
+    return [name for name in names if name.startswith("singleflight-") and name not in LASTING_THREADS]
 
 
 @pytest.fixture(autouse=True)

@@ -68,9 +68,7 @@ class Monitor:
         self._client.close()
         self.commands = [command for command in self.commands if command.address != own]
 
-    def counts(
-        self, *, without: frozenset[str] = frozenset({"CLIENT", "HELLO", "SELECT"})
-    ) -> Counter[str]:
+    def counts(self, *, without: frozenset[str] = frozenset({"CLIENT", "HELLO", "SELECT"})) -> Counter[str]:
         """How often each command was sent, the handshakes of new connections left out."""
         return Counter(command.name for command in self.commands if command.name not in without)
 

@@ -42,9 +42,7 @@ class Rule:
         if len(self.requests) >= self._times:
             return False
         self._seen += 1
-        matched = (
-            self._seen == self._match if isinstance(self._match, int) else self._match(request.raw)
-        )
+        matched = self._seen == self._match if isinstance(self._match, int) else self._match(request.raw)
         if matched:
             self.requests.append(request)
         return matched
@@ -257,9 +255,7 @@ class Proxy:
         listener.listen(512)
         self.port = listener.getsockname()[1]
         self._listener = listener
-        threading.Thread(
-            target=self._accept, args=(listener,), name="test-proxy", daemon=True
-        ).start()
+        threading.Thread(target=self._accept, args=(listener,), name="test-proxy", daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -72,9 +72,7 @@ class Server:
         options: options of the server, underscores for hyphens: ``maxmemory="5mb"``.
     """
 
-    def __init__(
-        self, *arguments: str, config: list[str] | None = None, **options: str | int
-    ) -> None:
+    def __init__(self, *arguments: str, config: list[str] | None = None, **options: str | int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sfs-test-"))
         self.port = int(options.pop("port", 0)) or free_port()
         self.socket_path = str(self.directory / "s")

@@ -91,9 +91,7 @@ def test_a_restarted_server_is_empty_at_the_same_address(
     assert client.get("k") is None
 
 
-def test_a_server_dies_with_the_process_that_started_it(
-    server_binary: str, spawn: Callable[..., Child]
-) -> None:
+def test_a_server_dies_with_the_process_that_started_it(server_binary: str, spawn: Callable[..., Child]) -> None:
     child = spawn(f"{HERE}:start_and_wait")
     pid = child.receive()
     child.kill()
@@ -233,9 +231,7 @@ def test_existing_connections_can_be_ended(proxy: Proxy, fault: str) -> None:
 # Counters
 
 
-def test_a_monitor_counts_what_clients_send_and_not_what_scripts_call(
-    server: Server, client: redis.Redis
-) -> None:
+def test_a_monitor_counts_what_clients_send_and_not_what_scripts_call(server: Server, client: redis.Redis) -> None:
     with Monitor(server) as monitor:
         client.eval("redis.call('SET', KEYS[1], 1, 'EX', 10)", 1, "k")
         client.get("k")
@@ -248,9 +244,7 @@ def test_command_statistics_include_what_scripts_call(server: Server, client: re
     assert (spent["EVAL"], spent["SET"], spent["GET"]) == (1, 1, 0)
 
 
-def test_connections_of_the_package_are_told_from_others(
-    server: Server, client: redis.Redis
-) -> None:
+def test_connections_of_the_package_are_told_from_others(server: Server, client: redis.Redis) -> None:
     client.ping()
     assert connections(server) == []
     server.client(client_name="singleflight-1").ping()
