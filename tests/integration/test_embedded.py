@@ -172,6 +172,11 @@ def test_the_server_has_no_port_writes_no_data_and_is_private(directory: str) ->
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
 
 
+def test_the_server_is_out_of_reach_of_the_starters_terminal(directory: str) -> None:
+    embedded.socket_path(directory)
+    assert os.getsid(0) not in {os.getsid(pid) for pid in processes_in(directory)}
+
+
 def test_a_running_server_is_used_as_it_is(directory: str) -> None:
     embedded.socket_path(directory)
     first = identity(directory)
@@ -226,6 +231,9 @@ def test_a_newcomer_within_the_grace_finds_the_same_server(spawn: Callable[..., 
     first, second = (spawn(f"{HERE}:use", directory=directory, grace=2.0) for _ in range(2))
     run_id = asked(first)
     first.kill()
+    assert asked(second) == run_id
+    with pytest.raises(AssertionError, match="not within"):
+        eventually(lambda: processes_in(directory) == [], within=3)
     assert asked(second) == run_id
 
 
