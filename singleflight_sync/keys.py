@@ -71,7 +71,7 @@ def check_namespace(namespace: object) -> str:
 
 
 class Names(NamedTuple):
-    """The Redis names of one key, and the tag that stands for the key between their braces."""
+    """A key, the tag that stands for it between the braces, and its Redis names."""
 
     key: str
     tag: str
@@ -191,11 +191,11 @@ def _tag(key: str) -> str:
 
 
 def _function_name(function: Callable[..., Any]) -> str:
-    qualname = getattr(function, "__qualname__", None)
-    if not isinstance(qualname, str) or "<lambda>" in qualname or inspect.ismethod(function):
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "<lambda>")
+    if not module or "<lambda>" in qualname or inspect.ismethod(function):
         message = f"{function!r} has no name that tells it from others of its kind: give key="
         raise ConfigurationError(message)
-    return f"{_module_name(function.__module__)}:{qualname}"
+    return f"{_module_name(module)}:{qualname}"
 
 
 def _module_name(name: str) -> str:
