@@ -1,3 +1,155 @@
 """Distributed single-flight on Redis: one caller computes, all others get the same outcome."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+from singleflight_sync.cancel import CancelReason, CancelToken
+from singleflight_sync.codecs import CBORCodec, Codec, JSONCodec, PickleCodec
+from singleflight_sync.default import configure
+from singleflight_sync.default import group as _group
+from singleflight_sync.errors import (
+    CodecError,
+    ConfigurationError,
+    FlightCancelledError,
+    FlightInterrupted,
+    HardTimeoutError,
+    OwnerFailedError,
+    ReentrantFlightError,
+    SingleFlightError,
+    StoreError,
+    TakeoverLimitError,
+    WaitTimeoutError,
+)
+from singleflight_sync.events import (
+    FlightCancelled,
+    FlightClaimed,
+    FlightEvent,
+    FlightFailed,
+    FlightFollowed,
+    FlightLost,
+    FlightPublished,
+    FlightTakenOver,
+    ResultHit,
+    StoreFailed,
+    WaitTimedOut,
+)
+from singleflight_sync.group import SingleFlight
+from singleflight_sync.group import decorator as _decorator
+from singleflight_sync.info import FlightInfo
+from singleflight_sync.owner import Flight, current_flight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    from typing_extensions import Unpack
+
+    from singleflight_sync.events import Callback
+    from singleflight_sync.group import Shared
+    from singleflight_sync.options import RunOptions
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CBORCodec",
+    "CancelReason",
+    "CancelToken",
+    "Codec",
+    "CodecError",
+    "ConfigurationError",
+    "Flight",
+    "FlightCancelled",
+    "FlightCancelledError",
+    "FlightClaimed",
+    "FlightEvent",
+    "FlightFailed",
+    "FlightFollowed",
+    "FlightInfo",
+    "FlightInterrupted",
+    "FlightLost",
+    "FlightPublished",
+    "FlightTakenOver",
+    "HardTimeoutError",
+    "JSONCodec",
+    "OwnerFailedError",
+    "PickleCodec",
+    "ReentrantFlightError",
+    "ResultHit",
+    "SingleFlight",
+    "SingleFlightError",
+    "StoreError",
+    "StoreFailed",
+    "TakeoverLimitError",
+    "WaitTimedOut",
+    "WaitTimeoutError",
+    "cancel",
+    "close",
+    "configure",
+    "current_flight",
+    "forget",
+    "get",
+    "live",
+    "peek",
+    "run",
+    "single_flight",
+    "subscribe",
+]
+
+
+def run(key: str, fn: Callable[[], T], **options: Unpack[RunOptions]) -> T:
+    """Run ``fn`` as one flight of the default group; see `SingleFlight.run`."""
+    return _group().run(key, fn, **options)
+
+
+@overload
+def single_flight(function: Callable[P, T], /) -> Shared[P, T]: ...
+
+
+@overload
+def single_flight(
+    function: None = None, /, *, key: str | Callable[P, str] | None = None, **options: Unpack[RunOptions]
+) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
+
+
+def single_flight(function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
+    """Decorate a function for the default group; see `SingleFlight.single_flight`."""
+    return _decorator(_group, function, key, options)
+
+
+def get(key: str, default: Any = None) -> Any:
+    """The fresh result of ``key`` in the default group; see `SingleFlight.get`."""
+    return _group().get(key, default)
+
+
+def peek(key: str) -> FlightInfo | None:
+    """The live flight of ``key`` in the default group; see `SingleFlight.peek`."""
+    return _group().peek(key)
+
+
+def live() -> list[FlightInfo]:
+    """All live flights of the default group, oldest first; see `SingleFlight.live`."""
+    return _group().live()
+
+
+def cancel(key: str, fencing_token: int | None = None) -> bool:
+    """End the open flight of ``key`` in the default group; see `SingleFlight.cancel`."""
+    return _group().cancel(key, fencing_token)
+
+
+def forget(key: str, fencing_token: int | None = None) -> bool:
+    """Drop the result of ``key`` in the default group; see `SingleFlight.forget`."""
+    return _group().forget(key, fencing_token)
+
+
+def subscribe(callback: Callback) -> Callable[[], None]:
+    """Have ``callback`` called with each event of the default group; see `SingleFlight.subscribe`."""
+    return _group().subscribe(callback)
+
+
+def close() -> None:
+    """Close the default group; see `SingleFlight.close`."""
+    _group().close()

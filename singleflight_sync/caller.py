@@ -1,0 +1,288 @@
+"""One call of ``run``, from the key to its value: in the key's room, as the room's leader at Redis, as owner or follower, in turns."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from singleflight_sync import deadline, keeper, outcome, presence
+from singleflight_sync.cancel import CancelToken
+from singleflight_sync.codecs import is_immutable
+from singleflight_sync.deadline import Deadline
+from singleflight_sync.errors import CodecError, ConfigurationError, StoreError, WaitTimeoutError
+from singleflight_sync.events import FlightClaimed, FlightFollowed, FlightTakenOver, ResultHit, StoreFailed, WaitTimedOut
+from singleflight_sync.follower import Follower
+from singleflight_sync.heartbeat import Lease
+from singleflight_sync.log import Entry
+from singleflight_sync.outcome import Failure, Kind, Outcome, Value
+from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance
+from singleflight_sync.patience import Patience
+from singleflight_sync.store import PAUSE, Answer, Owned, Stored, Waiting, new_nonce, terms
+from singleflight_sync.wire import Unreachable, persist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from singleflight_sync.events import FlightEvent
+    from singleflight_sync.keys import Names
+    from singleflight_sync.local import Rooms, Seat
+    from singleflight_sync.options import Options
+    from singleflight_sync.runtime import Runtime
+    from singleflight_sync.store import Position
+
+logger = logging.getLogger("singleflight_sync")
+
+
+class Caller:
+    """One call of ``run``. Used by one thread."""
+
+    __slots__ = ("_function", "_lease", "_names", "_options", "_outer", "_patience", "_rooms", "_runtime", "_terms", "_token", "_ttl", "_unreadable")
+
+    def __init__(self, runtime: Runtime, names: Names, function: Callable[[], Any], options: Options, ttl: float | None) -> None:
+        self._runtime = runtime
+        self._names = names
+        self._function = function
+        self._options = options
+        self._ttl = ttl
+        self._rooms = runtime.shared.rooms
+        self._outer = outer = check_entrance(self._rooms, names.key)
+        self._patience = Patience(
+            names.key, options.wait_timeout, None if outer is None else outer.cancel_token, "" if outer is None else outer.key
+        )
+        self._lease = _lease(names.key, options)
+        self._terms = terms(self._lease, options.error_ttl, options.max_takeovers, failures=options.share_errors)
+        self._token: int | None = None
+        self._unreadable = b""
+
+    def obtain(self) -> Any:
+        """The value: computed here, or by somebody else.
+
+        Raises:
+            BaseException: what the function raised, here or elsewhere; see the errors of ``run``.
+        """
+        follower: Follower | None = None
+        while True:
+            seat = self._rooms.enter(self._names.key)
+            try:
+                result = self._take_part(seat, follower)
+            except WaitTimeoutError:
+                self.tell(WaitTimedOut, waited=deadline.now() - self._patience.began)
+                raise
+            if isinstance(result, Landed):
+                return result.value
+            if isinstance(result, Failure):
+                if result.kind is not Kind.ERROR or self._options.share_errors:
+                    raise result.exception(self._names.key)
+                follower = None  # claims in turn
+            else:
+                follower = self.follower_from(result.position)
+
+    def tell(self, event: type[FlightEvent], **facts: Any) -> None:
+        """Report a fact of this call to the group's observers."""
+        if self._runtime.observers.active:
+            self._runtime.observers.emit(event(self._names.key, self._runtime.name, self._token, **facts))
+
+    def follower_from(self, position: Position) -> Follower:
+        """A follower that goes on from a lost flight of our own."""
+        follower = self._follower()
+        follower.resume(position, self._lease)
+        return follower
+
+    # -- in the room
+
+    def _take_part(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
+        if seat.turn is None:
+            return self._lead(seat, follower)
+        if self._options.wait_timeout == 0:
+            return self._glance(seat)
+        self.tell(FlightFollowed, place=0)
+        result = self._rooms.wait(seat, self._patience)
+        return self._lead(seat, seat.state) if result is None else self._taken(result)
+
+    def _glance(self, seat: Seat[Outcome, Follower]) -> Landed:
+        """``wait_timeout=0``, and somebody is at it: a fresh result, or nothing."""
+        self._rooms.leave(seat)
+        store = self._runtime.store
+        stored = None if store is None or store.paused else store.fetch(self._names)
+        if stored is None:
+            raise self._patience.over()
+        return Landed(self._runtime.codec.loads(stored.value))
+
+    def _taken(self, result: Outcome) -> Landed | Failure:
+        """Make this caller's own object of an outcome."""
+        if isinstance(result, Failure):
+            return result
+        if result.known:
+            return Landed(result.known[0])
+        try:
+            return Landed(self._runtime.codec.loads(result.payload))
+        except Exception as exc:
+            logger.warning("the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc)
+            return Landed(self._function())
+
+    def _lead(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
+        """Hold the room's conversation with Redis. However that ends, the room is settled or somebody else leads it."""
+        try:
+            result = self._converse(seat, follower)
+        except StoreError as exc:
+            return self._without_store(seat, exc)
+        except BaseException:
+            self._rooms.leave(seat)
+            raise
+        if isinstance(result, Owned):
+            return self._own(seat, result)
+        if isinstance(result, Landed):
+            return result
+        self._rooms.settle(seat, result)
+        return self._taken(result)
+
+    def _converse(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Owned | Outcome:
+        """Claim, and follow as long as somebody else owns the flight."""
+        while True:
+            seat.state = follower  # goes to the next in the room, should we leave
+            if follower is not None:
+                result = follower.follow(self._patience, lambda: self._rooms.close(seat.room))
+                if result is not None:
+                    break
+            answer = self._claim(follower)
+            if isinstance(answer, Stored):
+                landed = self._read(seat, answer)
+                if landed is not None:
+                    return landed
+            elif isinstance(answer, Owned):
+                self._claimed(answer, follower)
+                seat.state = None
+                return answer
+            elif isinstance(answer, Waiting):
+                follower = follower or self._follower()
+                self._joined(follower, answer)
+            elif isinstance(answer, Entry):
+                result = outcome.of_end(answer) if follower is None else follower.ended(answer)
+                if result is not None:
+                    break
+            # else this nonce's flight is over: once more, under a new one
+        if follower is not None:
+            follower.close()
+            seat.state = None
+        return result
+
+    def _joined(self, follower: Follower, answer: Waiting) -> None:
+        if self._options.wait_timeout == 0:
+            raise self._patience.over()
+        follower.join(answer)
+        self._token = answer.token
+        self.tell(FlightFollowed, place=follower.place)
+
+    def _claim(self, follower: Follower | None) -> Stored | Owned | Waiting | Entry | Answer:
+        store = self._runtime.store
+        if store is None:
+            return Owned(0, b"", 0)
+        asked, owner_id, nonce = self._terms, presence.own_id().encode(), new_nonce()
+        if follower is not None:
+            position = follower.position
+            return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
+        if not store.try_again():
+            raise Unreachable(f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s")
+        try:
+            return store.claim(self._names, asked, owner_id, nonce, unreadable=self._unreadable)
+        except Unreachable:
+            store.pause()
+            raise
+
+    def _read(self, seat: Seat[Outcome, Follower], stored: Stored) -> Landed | None:
+        """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""
+        try:
+            value = self._runtime.codec.loads(stored.value)
+        except Exception as exc:
+            if self._unreadable:
+                raise CodecError(f"the result of key {self._names.key!r} cannot be read: {exc}") from exc
+            self._unreadable = stored.raw
+            logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
+            return None
+        self._token = stored.token
+        self._rooms.settle(seat, Value(stored.value, (value,) if is_immutable(value) else ()))
+        self.tell(ResultHit)
+        return Landed(value)
+
+    # -- as owner
+
+    def _claimed(self, owned: Owned, follower: Follower | None) -> None:
+        self._token = owned.token
+        self.tell(FlightClaimed, takeovers=owned.takeovers)
+        if follower is not None:
+            follower.close()
+            if owned.takeovers:
+                self.tell(FlightTakenOver, takeovers=owned.takeovers, waited=deadline.now() - self._patience.began)
+
+    def _own(self, seat: Seat[Outcome, Follower], owned: Owned, *, alone: bool = False) -> Landed | Refused | Failure:
+        options, outer = self._options, self._outer
+        hard = Deadline(options.hard_timeout)
+        token = CancelToken(self._names.key, hard, None if outer is None else outer.cancel_token)
+        token.raise_on_store_error = options.on_store_error == "raise"
+        aboard = _Aboard(self, self._rooms, seat)
+        store = None if alone else self._runtime.store
+        lease = Lease(store, self._names, presence.own_id(), owned, options, self._lease, token, hard, aboard)
+        flight = Flight(self._names.key, lease, self._rooms, outer)
+        self._runtime.shared.leases.add(lease)
+        self._runtime.own.add(lease)
+        keeper.keeper().watch(lease)
+        try:
+            return Owner(flight, lease, aboard, options, self._runtime.codec, self._ttl, self.tell).fly(self._function)
+        finally:
+            keeper.keeper().leave(lease)
+            self._runtime.shared.leases.discard(lease)
+            self._runtime.own.discard(lease)
+            self._patience.resume(lease.age())
+
+    def _without_store(self, seat: Seat[Outcome, Follower], exc: StoreError) -> Landed | Refused | Failure:
+        """Redis is unreachable or refuses: the group's policy decides."""
+        self.tell(StoreFailed, operation="claim", error=str(exc))
+        if seat.state is not None:
+            seat.state.close()
+            seat.state = None
+        if self._options.on_store_error == "raise":
+            self._rooms.leave(seat)
+            raise exc
+        logger.warning("key %r is computed without Redis: %s", self._names.key, exc)
+        return self._own(seat, Owned(0, b"", 0), alone=True)
+
+    def _follower(self) -> Follower:
+        assert self._runtime.store is not None
+        return Follower(self._runtime.store, self._names, self._options, self._terms)
+
+
+def _lease(key: str, options: Options) -> float:
+    """The seconds of lease to ask for: as long as the flight may last where no thread can renew it."""
+    if keeper.keeper().ready(options.heartbeat):
+        return options.lease
+    if options.hard_timeout is None:
+        raise ConfigurationError(f"no heartbeat thread can run here, so that key {key!r} needs a hard_timeout: set one, or enable threads")
+    keeper.warn_once()
+    return max(options.lease, options.hard_timeout)
+
+
+class _Aboard:
+    """The callers of this process that are in an owned flight: see `owner.Aboard`."""
+
+    __slots__ = ("_caller", "_rooms", "_seat")
+
+    def __init__(self, caller: Caller, rooms: Rooms[Outcome, Follower], seat: Seat[Outcome, Follower]) -> None:
+        self._caller = caller
+        self._rooms = rooms
+        self._seat = seat
+
+    def settle(self, result: Outcome) -> None:
+        self._rooms.settle(self._seat, result)
+
+    def ended(self, failure: Failure) -> None:
+        self._rooms.settle(self._seat, failure)
+
+    def vacate(self) -> None:
+        self._rooms.leave(self._seat)
+
+    def lost(self, position: Position) -> None:
+        self._seat.state = self._caller.follower_from(position)
+        self._rooms.leave(self._seat)
+
+    def forgotten(self) -> None:
+        self._rooms.close(self._seat.room)

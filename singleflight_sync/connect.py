@@ -1,0 +1,297 @@
+"""Connections of our own to the server that a URL or a ready client names.
+
+The settings come from the client that we are given (address, TLS, credentials, database); the timeouts, the protocol and the retries
+are ours. Connections are held on a stack without a limit: a heartbeat or a publication never queues behind a blocked follower.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterPipeline, RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from singleflight_sync import deadline
+from singleflight_sync.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+CONNECT_TIMEOUT = 1.0
+ANSWER_TIMEOUT = 2.0
+UPLOAD_BYTES_PER_SECOND = 256 * 1024
+"""The slowest link on which a large value is still waited for."""
+
+LATELY = 5.0
+"""A connection that answered within this many seconds is taken for a good one."""
+
+_OURS = re.compile(
+    "retry|retry_on_.*|maint_.*|maintenance_.*|orig_.*|oss_.*|event_dispatcher|legacy_responses|cache.*|socket_timeout|"
+    "socket_connect_timeout|protocol|decode_responses|health_check_interval|parser_class|himport_registry|lib_.*|driver_info|"
+    "server_type|redis_connect_func"
+)
+# Shown by CLIENT LIST. Not CLIENT SETNAME, which a user of few rights may not call.
+_SIGNATURE: dict[str, Any] = (
+    {"driver_info": redis.DriverInfo().add_upstream_driver("singleflight-sync", "1")}
+    if hasattr(redis, "DriverInfo")
+    else {"lib_name": "redis-py(singleflight-sync_v1)"}
+)
+
+Address = tuple[str, int]
+
+
+class Link:
+    """One connection. Used by one thread at a time."""
+
+    __slots__ = ("_connection", "fresh", "used_at")
+
+    def __init__(self, connection: Any) -> None:
+        connection.connect()
+        self._connection = connection
+        self.fresh = True
+        self.used_at = deadline.now()
+
+    def send(self, chunks: Iterable[bytes], size: int = 0) -> None:
+        """Send a packed command; one of many ``size`` bytes may take its time on a slow link."""
+        if size < UPLOAD_BYTES_PER_SECOND:
+            self._connection.send_packed_command(chunks, check_health=False)
+        else:
+            self._upload(chunks, ANSWER_TIMEOUT + size / UPLOAD_BYTES_PER_SECOND)
+
+    def _upload(self, chunks: Iterable[bytes], timeout: float) -> None:
+        sock = self._connection._sock
+        sock.settimeout(timeout)  # bounds the whole of a ``sendall``
+        try:
+            for chunk in chunks:
+                sock.sendall(chunk)
+        except TimeoutError as exc:
+            raise redis.TimeoutError(f"the value could not be sent within {timeout:.0f} s") from exc
+        except OSError as exc:
+            # A server that finds a value too large says so and closes: its word is still in our buffer.
+            self.receive()
+            raise redis.ConnectionError(str(exc)) from exc
+        finally:
+            sock.settimeout(ANSWER_TIMEOUT)
+
+    def receive(self) -> Any:
+        """The next reply; raises what redis-py raises."""
+        return self._connection.read_response(disable_decoding=True)
+
+    def wait(self, timeout: float | None, *others: int) -> bool:
+        """Waits until a reply comes (True), or `timeout` seconds have passed, or one of the file descriptors `others` is ready."""
+        sock = self._connection._sock
+        if sock is None:
+            return True  # what reads next learns that the connection is gone
+        if getattr(sock, "pending", int)():  # decrypted already, so that the kernel has nothing to tell
+            return True
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        for descriptor in others:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if timeout is None else deadline.to_ms(timeout))
+        return any(descriptor == sock.fileno() for descriptor, _ in ready)
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+class Pool:
+    """The idle connections to one server. Thread-safe: a list's `append` and `pop` are atomic."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._idle: deque[Link] = deque()
+        self._open = True
+
+    def take(self) -> Link:
+        """An idle connection, else a new one (one attempt)."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Link(self._make())
+
+    def give(self, link: Link) -> None:
+        link.fresh = False
+        link.used_at = deadline.now()
+        self._idle.append(link)
+        if not self._open:
+            self.drain()
+
+    def drain(self) -> None:
+        """Closes what is idle."""
+        while self._idle:
+            try:
+                self._idle.pop().close()
+            except IndexError:
+                return
+
+    def close(self) -> None:
+        """Closes what is idle now, and later what is still in use."""
+        self._open = False
+        self.drain()
+
+
+class Server(Protocol):
+    """Where the keys live. Knows its identity at once, and connects at the first use. Thread-safe."""
+
+    identity: Hashable
+    is_cluster: bool
+
+    def pool(self, key: bytes) -> Pool:
+        """The pool of the server that holds ``key``."""
+
+    def pool_at(self, address: Address) -> Pool:
+        """The pool of one node of a Cluster."""
+
+    def moved(self, key: bytes, address: Address) -> None:
+        """A Cluster node said that ``key`` lives elsewhere."""
+
+    def refresh(self) -> None:
+        """The server could not be reached: forget what was learnt of it."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Single:
+    """A standalone server, or the primary that Sentinel names."""
+
+    is_cluster = False
+
+    def __init__(self, opened: Callable[[], redis.Redis], identity: Hashable) -> None:
+        """``opened`` gives the client, and may start what it connects to."""
+        self._opened = opened
+        self._pool: Pool | None = None
+        self.identity = identity
+
+    def pool(self, key: bytes) -> Pool:  # noqa: ARG002 - there is but one
+        pool = self._pool
+        if pool is None:
+            client = self._opened()
+            source = client.connection_pool
+            settings = _settings(source.connection_kwargs)
+            pool = self._pool = Pool(lambda: source.connection_class(**settings))
+        return pool
+
+    def pool_at(self, address: Address) -> Pool:  # noqa: ARG002 - there is but one
+        return self.pool(b"")
+
+    def moved(self, key: bytes, address: Address) -> None:
+        """Never happens: only Cluster nodes redirect."""
+
+    def refresh(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+
+class Cluster:
+    """A Redis Cluster, its slots as redis-py's client knows them."""
+
+    is_cluster = True
+
+    def __init__(self, opened: Callable[[], RedisCluster], identity: Hashable) -> None:
+        """``opened`` gives the client, and may connect."""
+        self._opened = opened
+        self._known: RedisCluster | None = None
+        self._pools: dict[Address, Pool] = {}
+        self._moved: dict[int, Address] = {}
+        self.identity = identity
+
+    @property
+    def _client(self) -> RedisCluster:
+        if self._known is None:
+            self._known = self._opened()
+        return self._known
+
+    def pool(self, key: bytes) -> Pool:
+        address = self._moved.get(self._client.keyslot(key))
+        if address is None:
+            node = self._client.get_node_from_key(key)
+            if node is None:
+                raise redis.ConnectionError("no node of the Cluster covers this key")
+            address = (str(node.host), int(node.port))
+        return self.pool_at(address)
+
+    def pool_at(self, address: Address) -> Pool:
+        return self._pools.get(address) or self._pools.setdefault(address, Pool(self._maker(address)))
+
+    def _maker(self, address: Address) -> Callable[[], Any]:
+        node = self._client.get_node(*address) or self._client.get_default_node()
+        source = self._client.get_redis_connection(node).connection_pool
+        settings = _settings(source.connection_kwargs) | {"host": address[0], "port": address[1]}
+        return lambda: source.connection_class(**settings)
+
+    def moved(self, key: bytes, address: Address) -> None:
+        self._moved[self._client.keyslot(key)] = address
+
+    def refresh(self) -> None:
+        self._moved.clear()
+        for pool in list(self._pools.values()):
+            pool.drain()
+        if self._known is not None:
+            self._known.nodes_manager.initialize()
+
+    def close(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in given.items() if not _OURS.fullmatch(name)}
+    settings |= {
+        "socket_timeout": ANSWER_TIMEOUT,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    } | _SIGNATURE
+    connect = given.get("redis_connect_func")
+    if connect is not None and not isinstance(getattr(connect, "__self__", None), RedisCluster):
+        settings["redis_connect_func"] = connect
+    return settings
+
+
+def from_client(client: object) -> Server:
+    """Take a ready client of redis-py as it is.
+
+    Raises:
+        ConfigurationError: it is something else: an asyncio client, a pipeline, a client of replicas, a URL.
+    """
+    if isinstance(client, RedisCluster) and not isinstance(client, ClusterPipeline):
+        nodes = client.nodes_manager.startup_nodes
+        return Cluster(lambda: client, ("cluster", *sorted(nodes)))
+    if isinstance(client, redis.Redis) and not isinstance(client, redis.client.Pipeline):
+        if not getattr(client.connection_pool, "is_master", True):
+            raise ConfigurationError(
+                "this client reads from replicas, where nothing can be claimed: pass Sentinel(...).master_for(...)"
+            )
+        return Single(lambda: client, identity_of(client.connection_pool))
+    kind = f"{type(client).__module__}.{type(client).__qualname__}"
+    raise ConfigurationError(
+        f"client is a {kind}: pass redis.Redis(...), redis.RedisCluster(...) or Sentinel(...).master_for(...)"
+    )
+
+
+def identity_of(pool: redis.ConnectionPool) -> Hashable:
+    """Name the server and database, so that groups of one process that mean the same share their flights."""
+    settings = pool.connection_kwargs
+    database = int(settings.get("db") or 0)
+    sentinels = getattr(pool, "sentinel_manager", None)
+    if sentinels is not None:
+        hosts = sorted(_address_of(each.connection_pool.connection_kwargs) for each in sentinels.sentinels)
+        return ("sentinel", *hosts, str(getattr(pool, "service_name", "")), database)
+    return ("single", settings.get("path") or _address_of(settings), database)
+
+
+def _address_of(settings: dict[str, Any]) -> Address:
+    return str(settings.get("host", "localhost")), int(settings.get("port", 6379))

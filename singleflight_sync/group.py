@@ -1,0 +1,360 @@
+"""``SingleFlight``: the groups that users make, and everything that they can ask of one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from singleflight_sync import connect, urls
+from singleflight_sync.caller import Caller
+from singleflight_sync.codecs import JSONCodec
+from singleflight_sync.errors import ConfigurationError, StoreError
+from singleflight_sync.events import Observers, StoreFailed
+from singleflight_sync.info import FlightInfo
+from singleflight_sync.keys import Namespace, key_from_template, key_of_call
+from singleflight_sync.options import Options
+from singleflight_sync.runtime import Runtime, shared
+from singleflight_sync.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+    from singleflight_sync.codecs import Codec
+    from singleflight_sync.connect import Server
+    from singleflight_sync.events import Callback
+    from singleflight_sync.keys import Names
+    from singleflight_sync.options import RunOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Mode = Literal["plain", "local"]
+
+logger = logging.getLogger("singleflight_sync")
+
+mode: Mode | None = None
+"""What `singleflight_sync.testing` makes of all groups: plain calls, or flights inside the process."""
+
+
+class Shared(Protocol[P, T_co]):
+    """A decorated function."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """Call it as one flight over all processes."""
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The key of such a call, for ``forget`` and ``cancel``."""
+
+
+class SingleFlight:
+    """A group of flights: one namespace on one server, with options in common. Thread-safe and fork-safe; connects at the first use.
+
+    As a context manager it is closed at the end.
+    """
+
+    def __init__(
+        self,
+        client: object = None,
+        *,
+        url: str | None = None,
+        namespace: str = "ai:flight",
+        codec: Codec | None = None,
+        name: str = "default",
+        result_key: Callable[[str], bytes] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        """Make a group; nothing connects yet.
+
+        Args:
+            client: a ready client of redis-py (``Redis``, ``RedisCluster``, Sentinel's ``master_for``), taken as it is.
+            url: instead of a client; without both, the environment's ``SINGLEFLIGHT_URL``, else the embedded server where it is
+                installed, else ``redis://127.0.0.1:6379/0``.
+            namespace: prefix of all Redis keys.
+            codec: how values become bytes; `JSONCodec` by default.
+            name: the group's name in listings and metrics.
+            result_key: for caches: the Redis key under which the value of a key is stored, without its token; it then gives way to
+                what others have written there meanwhile.
+            **options: defaults of all calls, see `Options`. Times in seconds or as ``timedelta``.
+
+        Raises:
+            ConfigurationError: an argument cannot be used.
+        """
+        if client is not None and url is not None:
+            raise ConfigurationError("client and url are both given: pass one of them")
+        if isinstance(client, str):
+            raise ConfigurationError("client is a str: pass a URL as url=...")
+        self._client = client
+        self._url = None if url is None else urls.check_url(url)
+        if client is not None:
+            connect.from_client(client)  # raises for what is no client
+        self.namespace = Namespace(namespace)
+        self.name = _checked_name(name)
+        self.options = Options.build(**options)
+        self._codec = JSONCodec() if codec is None else _checked_codec(codec)
+        self._result_key = result_key
+        self._observers = Observers()
+        self._runtimes: dict[tuple[int, Mode | None], Runtime] = {}  # by process; `setdefault` lets one of several threads win
+
+    def __repr__(self) -> str:
+        return f"<SingleFlight {self.name!r} in {self.namespace.name!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- flights
+
+    def run(self, key: str, fn: Callable[[], T], **options: Unpack[RunOptions]) -> T:
+        """Return ``fn()``, computed once for all who ask for ``key`` at the same time, in all processes.
+
+        ``fn`` runs in the caller's own thread and context, if at all. The owner gets its own object; every other caller one of its own
+        (``str``, ``bytes`` and numbers are handed out as they are).
+
+        Args:
+            key: any non-empty text.
+            fn: takes no argument; may look at `current_flight`.
+            **options: what differs from the group's options.
+
+        Raises:
+            WaitTimeoutError: no outcome within ``wait_timeout``.
+            HardTimeoutError: the flight ran past ``hard_timeout`` or ``stall_timeout``.
+            FlightCancelledError: it was ended by `cancel`.
+            TakeoverLimitError: it lost more owners than ``max_takeovers`` replaces.
+            ReentrantFlightError: ``key`` was asked for inside its own flight.
+            CodecError: the value cannot be shared; in the caller that computed it, it stands on ``exc.value``.
+            StoreError: Redis is unreachable, under ``on_store_error="raise"``.
+            OwnerFailedError: the owner's exception cannot be rebuilt here.
+            ConfigurationError, TypeError: an argument cannot be used.
+            Exception: what the owner's ``fn`` raised.
+        """
+        chosen = self.options.changed(**options)
+        return self._obtain(key, fn, chosen, chosen.ttl)
+
+    def _obtain(self, key: str, fn: Callable[[], T], options: Options, ttl: float | None) -> T:
+        if not callable(fn):
+            raise TypeError(f"fn is a {type(fn).__name__}: pass a function that takes no argument, such as lambda: build(42)")
+        names = self._names(key)
+        if mode == "plain" or not options.is_enabled():
+            return fn()
+        value: T = Caller(self._runtime(), names, fn, options, ttl).obtain()
+        return value
+
+    @overload
+    def single_flight(self, function: Callable[P, T], /) -> Shared[P, T]: ...
+
+    @overload
+    def single_flight(
+        self, function: None = None, /, *, key: str | Callable[P, str] | None = None, **options: Unpack[RunOptions]
+    ) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
+
+    def single_flight(self, function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
+        """Decorate a function, so that equal calls at the same time are one flight.
+
+        Args:
+            function: the function, where the decorator is used without parentheses.
+            key: a template over the arguments' names (``"report:{report_id}"``), or a callable that takes the call's arguments; by
+                default the function's module, qualified name and typed arguments.
+            **options: as for `run`.
+
+        Raises:
+            ConfigurationError, TypeError: it cannot be decorated so.
+        """
+        return decorator(lambda: self, function, key, options)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The fresh result of ``key``, or ``default``; never computes and never waits.
+
+        Raises:
+            StoreError: Redis is unreachable, under ``on_store_error="raise"``.
+        """
+        names = self._names(key)
+        store = None if mode == "plain" else self._runtime().store
+        if store is None or not store.try_again():
+            return default
+        try:
+            stored = store.fetch(names)
+        except StoreError as exc:
+            self._observers.emit(StoreFailed(key, self.name, None, "get", str(exc)))
+            if self.options.on_store_error == "raise":
+                raise
+            return default
+        try:
+            return default if stored is None else self._codec.loads(stored.value)
+        except Exception as exc:
+            logger.warning("the result of key %r cannot be read: %s", key, exc)
+            return default
+
+    # -- for operators
+
+    def peek(self, key: str) -> FlightInfo | None:
+        """The live flight of ``key``, or None.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        return next(iter(self._infos([self._names(key).tag.encode()])[0]), None)
+
+    def live(self) -> list[FlightInfo]:
+        """All live flights, oldest first. A flight enters the index by its heartbeat's first act, a quarter of a beat after its claim.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        store = self._store()
+        if store is None:
+            return []
+        infos, over = self._infos(store.live())
+        if over:
+            store.drop(over)
+        return sorted(infos, key=lambda info: -info.age)
+
+    def cancel(self, key: str, fencing_token: int | None = None) -> bool:
+        """End the open flight of ``key`` now: everybody in it gets `FlightCancelledError`, and its function's cancel token fires.
+
+        Args:
+            key: the flight's key.
+            fencing_token: end that flight only.
+
+        Returns:
+            Whether it ended an open flight. Who comes later starts a new one.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        names, store = self._names(key), self._store()
+        token = None if store is None else store.cancel(names, fencing_token)
+        if token is None:
+            return False
+        here = self._runtime().shared
+        here.rooms.close_key(key)
+        for lease in [each for each in here.leases.copy() if each.names.key == key]:
+            lease.cancelled(token)
+        return True
+
+    def forget(self, key: str, fencing_token: int | None = None) -> bool:
+        """Drop the result of ``key``; an open flight answers those in it, and stores nothing.
+
+        Who comes later takes nothing from that flight, waits for its end, and then starts the next one.
+
+        Args:
+            key: what is to be forgotten.
+            fencing_token: of that flight only.
+
+        Returns:
+            Whether a result, a kept failure or an open flight was there.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        names, store = self._names(key), self._store()
+        if store is None:
+            return False
+        found, token = store.forget(names, fencing_token)
+        here = self._runtime().shared
+        if token is not None:
+            here.rooms.close_key(key)
+            for lease in [each for each in here.leases.copy() if each.names.key == key]:
+                lease.forgotten(token)
+        return found
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Have ``callback`` called with each event of this group, in the thread in which it happens.
+
+        Returns:
+            A function that ends it.
+        """
+        return self._observers.subscribe(callback)
+
+    def close(self) -> None:
+        """Release the flights in the air (their callers get their own value) and close all connections. A later call connects anew."""
+        for place in [each for each in self._runtimes if each[0] == os.getpid()]:
+            runtime = self._runtimes.pop(place)
+            for lease in runtime.own.copy():
+                lease.give_up()
+            if runtime.store is not None:
+                runtime.store.close()
+
+    # -- inside
+
+    def _names(self, key: str) -> Names:
+        names = self.namespace.names(key)
+        return names if self._result_key is None else names._replace(result=self._result_key(key))
+
+    def _runtime(self) -> Runtime:
+        place = os.getpid(), mode
+        return self._runtimes.get(place) or self._runtimes.setdefault(place, self._new_runtime(place))
+
+    def _store(self) -> Store | None:
+        return None if mode == "plain" else self._runtime().store
+
+    def _new_runtime(self, place: tuple[int, Mode | None]) -> Runtime:
+        server = None if place[1] == "local" else self._server()
+        store = None if server is None else Store(server, self.namespace, bare=self._result_key is not None)
+        identity = id(self) if server is None else server.identity
+        common = shared((place, identity, self.namespace.name, self._result_key is not None))
+        return Runtime(self.name, place[0], store, self._codec, self._observers, common)
+
+    def _server(self) -> Server:
+        return urls.from_url(self._url or urls.default_url()) if self._client is None else connect.from_client(self._client)
+
+    def _infos(self, tags: list[bytes]) -> tuple[list[FlightInfo], list[bytes]]:
+        """What stands on the boards, and the tags of those that are over."""
+        store = self._store()
+        if store is None or not tags:
+            return [], []
+        boards, now = store.boards(tags)
+        infos = [FlightInfo.of_board(board, left, now, self.name) for board, left in boards]
+        return [info for info in infos if info is not None], [tag for tag, info in zip(tags, infos, strict=True) if info is None]
+
+
+def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any]) -> Any:
+    """The decorator of the group that ``group`` names at each call."""
+    Options.build().changed(**options)  # raises for what cannot be used
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        key_of = _key_maker(function, key)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return group().run(key_of(args, kwargs), functools.partial(function, *args, **kwargs), **options)
+
+        wrapper.key = lambda *args, **kwargs: key_of(args, kwargs)  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate if function is None else decorate(function)
+
+
+def _key_maker(function: object, key: object) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"single_flight decorates functions, not {function!r}; a key is passed by name: single_flight(key=...)")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, which cannot be shared")
+    if key is None:
+        return key_of_call(function)
+    if isinstance(key, str):
+        return key_from_template(function, key)
+    if not callable(key):
+        raise ConfigurationError(f"key is a {type(key).__name__}: pass a template such as 'report:{{report_id}}', or a callable")
+    return lambda args, kwargs: key(*args, **kwargs)
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"name is {name!r}: pass a non-empty str")
+    return name
+
+
+def _checked_codec(codec: Any) -> Codec:
+    if isinstance(codec, type) or not (callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))):
+        raise ConfigurationError(f"codec is {codec!r}: pass an object with dumps(value) -> bytes and loads(bytes) -> value, such as JSONCodec()")
+    return codec  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""The timer thread of a process: gives each flight its heartbeat thread once it has lived for a quarter of a beat.
+
+To start a thread costs about as much as a round trip to Redis. A short flight ends before the keeper finds it and never pays for one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from singleflight_sync import deadline
+
+if TYPE_CHECKING:
+    from singleflight_sync.heartbeat import Lease
+
+logger = logging.getLogger("singleflight_sync")
+
+IDLE = 2.0
+"""How many seconds the thread stays without a flight."""
+
+
+class Keeper:
+    """One per process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._young: dict[int, Lease] = {}  # no thread yet. Guarded by _lock
+        self._tended: list[Lease] = []  # could get no thread: the keeper beats for them. The thread's alone
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._wake = threading.Event()
+        self._tick = 60.0  # seconds, only ever shorter. Guarded by _lock
+        self._wanted_at = 0.0
+
+    def ready(self, heartbeat: float) -> bool:
+        """Have the thread run; False where no thread can."""
+        self._wanted_at = deadline.now()
+        thread = self._thread
+        if thread is not None and self._tick <= heartbeat / 4 and thread.is_alive():
+            return True
+        return _threads_run() and self._start(heartbeat)
+
+    def _start(self, heartbeat: float) -> bool:
+        with self._lock:
+            if heartbeat / 4 < self._tick:
+                self._tick = heartbeat / 4
+                self._wake.set()
+            if self._thread is not None and self._thread.is_alive():
+                return True
+            thread = threading.Thread(target=self._run, name="singleflight-keeper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter is shutting down
+                return False
+            self._thread = thread
+            return True
+
+    def watch(self, lease: Lease) -> None:
+        """Give this flight a heartbeat when it is old enough."""
+        with self._lock:
+            self._young[id(lease)] = lease
+            gone = self._thread is None
+        if gone:
+            self._start(lease.heartbeat)
+
+    def leave(self, lease: Lease) -> None:
+        """The flight is over."""
+        with self._lock:
+            self._young.pop(id(lease), None)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._tick)
+            self._wake.clear()
+            try:
+                self._look_round()
+            except Exception:
+                logger.exception("the keeper of heartbeats failed, and goes on")
+            with self._lock:
+                idle = not self._young and not self._tended and deadline.now() - self._wanted_at > IDLE
+                if idle:
+                    self._thread = None
+                    return
+
+    def _look_round(self) -> None:
+        with self._lock:
+            grown = [lease for lease in self._young.values() if lease.age() >= lease.heartbeat / 4]
+            for lease in grown:
+                del self._young[id(lease)]
+        for lease in grown:
+            if not lease.start_heartbeat():
+                self._tended.append(lease)
+        self._tended = [lease for lease in self._tended if lease.tend() is not None]
+
+
+_keepers: dict[int, Keeper] = {}
+"""By pid: a forked child finds none and makes its own. Of several threads, ``setdefault`` lets one win."""
+
+
+def keeper() -> Keeper:
+    """The keeper of this process."""
+    pid = os.getpid()
+    return _keepers.get(pid) or _keepers.setdefault(pid, Keeper())
+
+
+def _threads_run() -> bool:
+    """uWSGI without threads starts them, but holds the interpreter between two requests, so that they cannot be relied on."""
+    options = getattr(sys.modules.get("uwsgi"), "opt", None)
+    return options is None or any(options.get(name) for name in ("enable-threads", "threads"))
+
+
+@functools.lru_cache(maxsize=None)
+def warn_once() -> None:
+    """Say that nobody beats here."""
+    logger.warning(
+        "no thread can run in this process: flights take a lease as long as their hard_timeout, and nobody renews it. "
+        "A dead owner is noticed late. Under uWSGI, set enable-threads = true"
+    )

@@ -1,0 +1,145 @@
+"""Sharing inside one process: the threads that ask for one key share one conversation with Redis. Knows nothing of Redis.
+
+A room is the conversation about one key. The caller that opens it leads; who comes while it is open takes a seat and waits. The
+leader settles the room with an outcome, or hands the lead over. A room lives as long as its flight, not as its leader's call: the
+heartbeat may settle it, too. As in Go's ``x/sync/singleflight``, identity is checked before a room leaves the table, so that a room
+that was closed early never removes its successor.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from singleflight_sync.patience import Patience
+
+
+class Closable(Protocol):
+    """Holds something that must be given back."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+O = TypeVar("O")
+"""What a room is settled with."""
+S = TypeVar("S", bound=Closable)
+"""What a leader hands to its successor."""
+
+
+class Seat(Generic[O, S]):
+    """One caller's place in a room."""
+
+    __slots__ = ("outcome", "room", "state", "turn")
+
+    def __init__(self, room: Room[O, S]) -> None:
+        self.room = room
+        self.turn: threading.Event | None = None  # made by the caller that waits, under the table's lock
+        # Written once under the table's lock before `turn` is set, read by this seat's caller only after.
+        self.outcome: O | None = None
+        # Where the conversation stands: the leader's alone, from its predecessor and for its successor.
+        self.state: S | None = None
+
+
+class Room(Generic[O, S]):
+    """One key's conversation. All fields are guarded by the table's lock."""
+
+    __slots__ = ("key", "leader", "waiting")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.leader: Seat[O, S] | None = None
+        self.waiting: list[Seat[O, S]] = []
+
+
+class Rooms(Generic[O, S]):
+    """The open rooms of one process for one namespace on one server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rooms: dict[str, Room[O, S]] = {}  # guarded by _lock
+
+    def enter(self, key: str) -> Seat[O, S]:
+        """Take a seat in the key's room; who opens the room leads it."""
+        with self._lock:
+            room = self._rooms.get(key)
+            if room is None:
+                room = self._rooms[key] = Room(key)
+                seat = room.leader = Seat(room)
+                return seat
+            seat = Seat(room)
+            seat.turn = threading.Event()
+            room.waiting.append(seat)
+            return seat
+
+    def is_open(self, key: str) -> bool:
+        """Whether a caller of this key would find a room."""
+        return key in self._rooms
+
+    def wait(self, seat: Seat[O, S], patience: Patience) -> O | None:
+        """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``.
+
+        Raises:
+            WaitTimeoutError, FlightInterrupted: see `Patience.slice`.
+        """
+        assert seat.turn is not None
+        try:
+            while not seat.turn.wait(patience.slice()):
+                pass
+        except BaseException:
+            self.leave(seat)
+            raise
+        return seat.outcome
+
+    def settle(self, seat: Seat[O, S], outcome: O) -> bool:
+        """The leader's: give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
+        with self._lock:
+            room = seat.room
+            if room.leader is not seat:
+                return False
+            self._end(room)
+            waiting, room.waiting = room.waiting, []
+            for each in waiting:
+                each.outcome = outcome
+        for each in waiting:  # who waits has an event
+            each.turn.set()  # type: ignore[union-attr]
+        return True
+
+    def leave(self, seat: Seat[O, S]) -> None:
+        """Leave without an outcome. A leader's state goes to the next in the room, who leads then; without one, the room is closed."""
+        with self._lock:
+            room = seat.room
+            if seat in room.waiting:
+                room.waiting.remove(seat)
+            if room.leader is not seat:
+                return
+            state, seat.state = seat.state, None
+            if room.waiting:
+                successor = room.leader = room.waiting.pop(0)
+                successor.state = state
+            else:
+                successor = None
+                self._end(room)
+        if successor is not None:
+            successor.turn.set()  # type: ignore[union-attr]
+        elif state is not None:
+            state.close()
+
+    def close(self, room: Room[O, S]) -> None:
+        """Let later callers open a room of their own; those inside stay."""
+        with self._lock:
+            self._remove(room)
+
+    def close_key(self, key: str) -> None:
+        """The same, by key."""
+        with self._lock:
+            self._rooms.pop(key, None)
+
+    def _end(self, room: Room[O, S]) -> None:
+        room.leader = None
+        self._remove(room)
+
+    def _remove(self, room: Room[O, S]) -> None:
+        if self._rooms.get(room.key) is room:
+            del self._rooms[room.key]

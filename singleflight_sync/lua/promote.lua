@@ -1,0 +1,22 @@
+-- Makes a claim that waited for its number the open flight (on a Cluster). A repeat answers with the token already there.
+-- prelude: log board
+--
+-- KEYS  1 meta  2 stream
+-- ARGV  1 nonce of the claim  2 token  3 lease ms  4 life of the log ms  5 key
+-- Returns {OWNER, token, log id, takeovers}  {INIT, last token} (the number is not above the log's last)  {REFUSED} (somebody else's turn)
+
+local board = read(KEYS[1], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'takeovers', 'ownerId', 'recent', 'continues')
+if board[1] ~= ARGV[1] then
+  return {REFUSED}
+elseif board[2] == 'RUNNING' then
+  return {OWNER, board[3], board[4], tonumber(board[5])}
+end
+local last = last_flight(KEYS[2])
+if last and tonumber(last.token) >= tonumber(ARGV[2]) then
+  return {INIT, last.token}
+end
+local flight = {token = ARGV[2], nonce = ARGV[1], life = ARGV[4], takeovers = board[5], ownerId = board[6], recent = board[7] or ''}
+if board[8] and board[8] ~= '' then
+  flight.continues = board[8]
+end
+return open(KEYS[1], KEYS[2], flight, tonumber(ARGV[3]), ARGV[5])

@@ -1,0 +1,232 @@
+"""The owner's life: run the function under the lease, publish, and bow to what has become of the flight meanwhile."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from singleflight_sync import deadline, failures, log, outcome
+from singleflight_sync.cancel import CancelReason, CancelToken
+from singleflight_sync.codecs import is_immutable
+from singleflight_sync.errors import CodecError, FlightInterrupted, ReentrantFlightError, StoreError
+from singleflight_sync.events import FlightCancelled, FlightFailed, FlightLost, FlightPublished, StoreFailed
+from singleflight_sync.heartbeat import Crew
+from singleflight_sync.log import Entry
+from singleflight_sync.outcome import Failure, Kind, Outcome, Value
+from singleflight_sync.store import Answer, Fate, Position
+from singleflight_sync.wire import Unreachable
+
+if TYPE_CHECKING:
+    from singleflight_sync.codecs import Codec
+    from singleflight_sync.heartbeat import Lease
+    from singleflight_sync.options import Options
+
+Tell = Callable[..., None]
+"""Reports a fact of this flight: the event's class, then its own fields."""
+
+logger = logging.getLogger("singleflight_sync")
+
+
+class Flight:
+    """The flight that the running function computes: see `current_flight`.
+
+    Attributes:
+        key: What the caller asked for.
+        cancel_token: Tells the function that it should stop, and why.
+    """
+
+    __slots__ = ("_lease", "_parent", "_scope", "cancel_token", "key")
+
+    def __init__(self, key: str, lease: Lease, scope: object, parent: Flight | None) -> None:
+        self.key = key
+        self.cancel_token: CancelToken = lease.cancel_token
+        self._lease = lease
+        self._scope = scope
+        self._parent = parent
+
+    @property
+    def fencing_token(self) -> int:
+        """The flight's identity, ever increasing over all keys: pass it to a resource that must refuse an owner that was replaced.
+
+        Read it at each use: after Redis lost its data, the flight goes on under a new one. 0 in a flight that no Redis knows of.
+        """
+        return self._lease.right.token
+
+    def contains(self, scope: object, key: str) -> bool:
+        """Whether ``key`` is this flight's, or that of a flight which it runs inside of."""
+        flight: Flight | None = self
+        while flight is not None:
+            if flight.key == key and flight._scope is scope:  # noqa: SLF001 - of the same class
+                return True
+            flight = flight._parent  # noqa: SLF001
+        return False
+
+
+_current: ContextVar[Flight | None] = ContextVar("singleflight_sync.current_flight", default=None)
+
+
+def current_flight() -> Flight | None:
+    """Return the flight that this thread (or context) is running, the innermost one, or None."""
+    return _current.get()
+
+
+def check_entrance(scope: object, key: str) -> Flight | None:
+    """Return the flight from inside which ``key`` is asked for, if any.
+
+    Raises:
+        ReentrantFlightError: it is the very flight of ``key``, which would wait for itself.
+    """
+    flight = _current.get()
+    if flight is not None and flight.contains(scope, key):
+        raise ReentrantFlightError(f"key {key!r} was asked for inside its own flight, which would wait for itself: call the function directly there")
+    return flight
+
+
+class Landed(NamedTuple):
+    """The caller has its value."""
+
+    value: Any
+
+
+class Refused(NamedTuple):
+    """Somebody else owns the flight: the value is dropped, and its caller follows from here."""
+
+    position: Position
+
+
+class Aboard(Crew, Protocol):
+    """The callers of the own process that are in the flight, as the owner's caller sees them."""
+
+    def settle(self, result: Outcome) -> None:
+        """All of them get this outcome."""
+
+
+class Owner(NamedTuple):
+    """One flight as its owner runs it."""
+
+    flight: Flight
+    lease: Lease
+    aboard: Aboard
+    options: Options
+    codec: Codec
+    ttl: float | None
+    tell: Tell
+
+    def fly(self, function: Callable[[], Any]) -> Landed | Refused | Failure:
+        """Run the function and publish what comes of it.
+
+        Returns:
+            The value, or what the caller gets instead of it.
+
+        Raises:
+            BaseException: what the function raised; a `StoreError` under ``on_store_error="raise"``.
+        """
+        context = _current.set(self.flight)
+        try:
+            return self._run(function)
+        except BaseException:
+            # No outcome, or one that is told already, which makes the two calls do nothing.
+            self.lease.release(counted=True)
+            self.aboard.vacate()
+            raise
+        finally:
+            _current.reset(context)
+
+    def _run(self, function: Callable[[], Any]) -> Landed | Refused | Failure:
+        began = deadline.now()
+        try:
+            value = _checked(function(), self.flight.key)
+        except FlightInterrupted as exc:
+            if exc.token is not self.lease.cancel_token:
+                raise  # of a flight that this one runs inside of
+            return self._interrupted()
+        except Exception as exc:
+            return self._failed(exc, began)
+        try:
+            payload = self._encoded(value)
+        except CodecError as exc:
+            return self._failed(exc, began)
+        return self._published(value, payload, began)
+
+    def _encoded(self, value: Any) -> bytes:
+        try:
+            payload = self.codec.dumps(value)
+        except CodecError as exc:
+            exc.value = value
+            raise
+        except Exception as exc:  # of a codec of the user's
+            raise CodecError(f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value) from exc
+        if len(payload) > self.options.max_bytes:
+            raise CodecError(
+                f"the value of key {self.flight.key!r} has {len(payload)} bytes encoded, more than max_bytes={self.options.max_bytes}: "
+                f"return less, or raise max_bytes",
+                value,
+            )
+        return payload
+
+    def _published(self, value: Any, payload: bytes, began: float) -> Landed | Refused | Failure:
+        mine = Value(payload, (value,) if is_immutable(value) else ())
+        try:
+            fate = self.lease.publish(payload, self.ttl)
+        except StoreError as exc:
+            self.tell(StoreFailed, operation="publish", error=str(exc))
+            if isinstance(exc, Unreachable) and self.options.on_store_error == "raise":
+                self.aboard.settle(Failure(Kind.ERROR, failures.describe(exc, flight=self.lease.described())))
+                raise
+            logger.warning("the value of key %r is not shared: %s", self.flight.key, exc)
+            fate = Answer.DONE
+        instead = self._instead(fate, mine, began)
+        if instead is not None:
+            return instead
+        self.tell(FlightPublished, duration=deadline.now() - began, size=len(payload))
+        return Landed(value)
+
+    def _failed(self, error: Exception, began: float) -> Refused | Failure:
+        mine = Failure(Kind.ERROR, failures.describe(error, flight=self.lease.described()))
+        try:
+            fate = self.lease.fail(mine.payload)
+        except StoreError as exc:
+            self.tell(StoreFailed, operation="fail", error=str(exc))
+            fate = Answer.DONE
+        instead = self._instead(fate, mine, began)
+        if instead is not None:
+            return instead
+        self.tell(FlightFailed, duration=deadline.now() - began, error=f"{type(error).__name__}: {error}")
+        raise error
+
+    def _interrupted(self) -> Refused | Failure:
+        """The cancel token stopped the function."""
+        if self.flight.cancel_token.reason is CancelReason.STORE_UNREACHABLE:
+            error = StoreError(f"flight of key {self.flight.key!r} was stopped: Redis gave no answer until its lease was over")
+            self.aboard.settle(Failure(Kind.ERROR, failures.describe(error, flight=self.lease.described())))
+            raise error
+        instead = self._instead(self.lease.end, None, deadline.now() - self.lease.age())
+        assert instead is not None
+        return instead
+
+    def _instead(self, fate: Fate | Failure, mine: Outcome | None, began: float) -> Refused | Failure | None:
+        """What the caller gets instead of its own outcome, if the flight has another end."""
+        end = outcome.of_end(fate) if isinstance(fate, Entry) else fate
+        if isinstance(end, Failure):
+            self.aboard.settle(end)
+            self.tell(FlightCancelled) if end.kind is Kind.CANCELLED else self.tell(FlightFailed, duration=deadline.now() - began, error="ended early")
+            return end
+        if end is Answer.LOST:
+            self.aboard.lost(self.lease.position)
+            self.tell(FlightLost, duration=deadline.now() - began, reason=CancelReason.LOST.value)
+            return Refused(self.lease.position)
+        if mine is not None:
+            self.aboard.settle(mine)
+        return None
+
+
+def _checked(value: Any, key: str) -> Any:
+    if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        kind = type(value).__name__
+        if not inspect.isasyncgen(value):
+            value.close()
+        raise TypeError(f"the function of key {key!r} returned a {kind}, which cannot be shared: return a finished value (for async code, run it in the function)")
+    return value

@@ -1,0 +1,62 @@
+"""How long a caller goes on waiting: until its own deadline, and, inside another flight, while that one goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from singleflight_sync import deadline
+from singleflight_sync.deadline import Deadline
+from singleflight_sync.errors import WaitTimeoutError
+
+if TYPE_CHECKING:
+    from singleflight_sync.cancel import CancelToken
+
+NESTED_SLICE = 0.1
+"""A wait inside a flight looks this often (in seconds) whether that flight goes on."""
+
+
+class Patience:
+    """The patience of one caller. Counts the time spent following, not computing. Used by one thread."""
+
+    __slots__ = ("_deadline", "_key", "_outer", "_outer_key", "began", "seconds")
+
+    def __init__(self, key: str, seconds: float | None, outer: CancelToken | None = None, outer_key: str = "") -> None:
+        """``seconds`` as in ``wait_timeout``; ``outer``: the cancel token of the flight that the caller is running, if any."""
+        self._key = key
+        self._deadline = Deadline(seconds)
+        self._outer = outer
+        self._outer_key = outer_key
+        self.began = deadline.now()
+        self.seconds = seconds
+
+    def slice(self, upto: float | None = None) -> float | None:
+        """How many seconds to wait now at most, before asking again; ``upto``: what there is to wait for comes by itself then.
+
+        Raises:
+            WaitTimeoutError: the patience is over.
+            FlightInterrupted: the flight that the caller is running is over.
+        """
+        left = self._deadline.remaining()
+        if left == 0.0:
+            raise self.over()
+        limits = [each for each in (left, upto) if each is not None]
+        if self._outer is not None:
+            self._outer.checkpoint()
+            limits.append(NESTED_SLICE)
+        return max(0.0, min(limits)) if limits else None
+
+    def over(self) -> WaitTimeoutError:
+        """The error of a caller that gives up."""
+        inside = f", from inside the flight of key {self._outer_key!r}" if self._outer is not None else ""
+        if self.seconds == 0:
+            return WaitTimeoutError(
+                f"key {self._key!r} is being computed by somebody else{inside}, and wait_timeout=0 never waits: try later, or let it wait"
+            )
+        return WaitTimeoutError(
+            f"no outcome for key {self._key!r} within wait_timeout={self.seconds:g} s{inside}: its owner is still computing. "
+            f"Raise wait_timeout, or lower hard_timeout to end such flights"
+        )
+
+    def resume(self, computing: float) -> None:
+        """Give back the seconds that the caller spent computing."""
+        self._deadline.extend(computing)

@@ -1,0 +1,448 @@
+"""The flights in Redis: one typed method per script, and the reading of the log.
+
+The only module that sends commands. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import os
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from singleflight_sync import deadline, wire
+from singleflight_sync.deadline import to_ms
+from singleflight_sync.errors import StoreError
+from singleflight_sync.log import Entry, Reading, number
+from singleflight_sync.wire import ERRORS, Unreachable, bulk, command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from singleflight_sync.connect import Server
+    from singleflight_sync.keys import Names, Namespace
+
+PAUSE = 5.0
+"""How many seconds a process leaves an unreachable Redis alone."""
+
+PATIENCE = 2.0
+"""How many seconds a command of no flight is repeated while the server answers that it cannot serve for now."""
+
+LOG_MARGIN = 10.0
+"""How many seconds the log outlives the lease."""
+
+
+class Answer(enum.IntEnum):
+    """What a script answers; mirrors ``lua/log.lua``."""
+
+    OWNER = 1
+    WAIT = 2
+    ENDED = 3
+    LAPSED = 4
+    REFUSED = 5
+    INIT = 6
+    DONE = 7
+    LOST = 8
+    GONE = 9
+
+
+class Owned(NamedTuple):
+    """The caller owns the flight."""
+
+    token: int
+    log_id: bytes
+    takeovers: int
+
+
+class Waiting(NamedTuple):
+    """Somebody owns the flight; its token is None while it waits for its number (on a Cluster). Times in seconds."""
+
+    token: int | None
+    left: float
+    log_id: bytes
+    place: int
+    forgotten: bool
+    owner_id: str
+    continues: int | None
+    lease: float
+
+
+class Stored(NamedTuple):
+    """The fresh result: the token of its flight (None where values carry none), the encoded value, and all the bytes that stand there."""
+
+    token: int | None
+    value: bytes
+    raw: bytes
+
+
+class Position(NamedTuple):
+    """Where a follower stands: the flight that it follows, from where it reads the log, under which flight it was counted."""
+
+    token: int | None
+    log_id: bytes
+    counted: int | None
+    dead: int | None = None
+
+
+class Right(NamedTuple):
+    """What an owner shows with each change: its flight's token, the log id of its claim, its lease and log life in ms."""
+
+    token: int
+    log_id: bytes
+    lease_ms: int
+    life_ms: int
+
+
+Fate = Entry | Answer
+"""What became of a flight that is not open any more: its end, ``LOST`` or ``GONE``; ``DONE`` where it was open."""
+
+
+class _Script:
+    """A script, its prelude put before it, in the form that is sent."""
+
+    def __init__(self, name: str) -> None:
+        text = _read(name)
+        header = next((line for line in text.splitlines() if line.startswith("-- prelude:")), "-- prelude:")
+        source = "\n".join([*(_read(each) for each in header.split(":")[1].split()), text]).encode()
+        self.name = name
+        self.by_source = bulk(b"EVAL", source)
+        self.by_digest = bulk(b"EVALSHA", hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+
+
+def _read(name: str) -> str:
+    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+_script = functools.lru_cache(maxsize=None)(_Script)
+
+
+@functools.lru_cache(maxsize=4096)
+def _packed_keys(*keys: bytes) -> bytes:
+    return bulk(b"%d" % len(keys), *keys)
+
+
+class Store:
+    """One namespace on one server, as one process sees it."""
+
+    def __init__(self, server: Server, namespace: Namespace, *, bare: bool = False) -> None:
+        """``bare``: values stand under the result key without their token, and give way to what others write there."""
+        self.server = server
+        self.namespace = namespace
+        self._bare = b"1" if bare else b"0"
+        self._paused_until = 0.0
+
+    # -- claims
+
+    def claim(
+        self,
+        names: Names,
+        terms: bytes,
+        owner_id: bytes,
+        nonce: bytes,
+        position: Position | None = None,
+        *,
+        unreadable: bytes = b"",
+        continues: int | None = None,
+    ) -> Stored | Owned | Waiting | Entry | Answer:
+        """Claim the flight (or, with an empty nonce, only look): a result, the lead, a place in the queue, or an end.
+
+        Returns:
+            ``Answer.LAPSED`` to a look where nobody is alive; ``Answer.REFUSED`` where this nonce's flight is over;
+            ``Answer.LOST`` where a flight cannot be continued.
+
+        Raises:
+            StoreError: Redis refused, or was not reached by one attempt.
+        """
+        keys = [names.result, names.meta, names.stream]
+        if not self.server.is_cluster:
+            keys.append(self.namespace.owner_seq)
+        args = [nonce, terms, owner_id, names.key.encode(), self._bare]
+        if position or unreadable or continues:
+            args += _position(position)
+            args += [
+                hashlib.sha1(unreadable, usedforsecurity=False).hexdigest().encode() if unreadable else b"",
+                _text(continues),
+            ]
+        reply = self._run("claim", names, keys, *args)
+        if isinstance(reply, bytes):
+            return self._stored(reply)
+        if reply[0] == Answer.INIT:
+            return self._promoted(names, terms, nonce)
+        return _claimed(reply)
+
+    def _promoted(self, names: Names, terms: bytes, nonce: bytes) -> Owned | Answer:
+        """The second and third step of a claim on a Cluster."""
+        lease, life = terms.split()[:2]
+        floor = b"0"
+        try:
+            while True:
+                number = self._run("number", names, [self.namespace.owner_seq], floor)
+                reply = self._run(
+                    "promote", names, [names.meta, names.stream], nonce, number, lease, life, names.key.encode()
+                )
+                if reply[0] != Answer.INIT:
+                    answer = _claimed(reply)
+                    assert isinstance(answer, (Owned, Answer))
+                    return answer
+                floor = reply[1]
+        except BaseException:
+            self._give_back(names, nonce)
+            raise
+
+    def _give_back(self, names: Names, nonce: bytes) -> None:
+        try:
+            self._run("giveback", names, [names.meta], nonce)
+        except StoreError:
+            pass  # it lives for three seconds at most
+
+    # -- what an owner does
+
+    def renew(self, names: Names, right: Right) -> tuple[Fate, bool]:
+        """Renew the lease; also returns whether the flight is forgotten."""
+        reply = self._run(
+            "renew",
+            names,
+            [names.meta, names.stream],
+            *_shown(right),
+            b"%d" % right.lease_ms,
+            b"%d" % right.life_ms,
+            names.key.encode(),
+        )
+        return _fate(reply), reply[0] == Answer.DONE and bool(reply[1])
+
+    def index(self, names: Names, right: Right) -> None:
+        """Enter the flight into the index of live flights."""
+        self._run("index", names, [self.namespace.live], names.tag.encode(), b"%d" % right.lease_ms)
+
+    def publish(self, names: Names, right: Right, nonce: bytes, value: bytes, ttl: float | None) -> Fate:
+        """Publish the value; ``ttl`` in seconds, 0 = for those in the flight only, None = without end."""
+        ttl_ms = -1 if ttl is None else to_ms(ttl)
+        reply = self._run(
+            "publish",
+            names,
+            [names.meta, names.result, names.stream],
+            *_shown(right),
+            nonce,
+            value,
+            b"%d" % ttl_ms,
+            b"%d" % right.life_ms,
+            self._bare,
+            size=len(value),
+        )
+        return _fate(reply)
+
+    def fail(self, names: Names, right: Right, nonce: bytes, error: bytes, keep: float) -> Fate:
+        """End the flight with a failure that newcomers get for ``keep`` seconds."""
+        reply = self._run(
+            "finish",
+            names,
+            [names.meta, names.stream],
+            *_shown(right),
+            nonce,
+            b"%d" % right.life_ms,
+            b"failed",
+            b"%d" % to_ms(keep),
+            error,
+        )
+        return _fate(reply)
+
+    def release(self, names: Names, right: Right, nonce: bytes, *, counted: bool) -> Fate:
+        """End the flight without an outcome; ``counted``: as the loss of an owner."""
+        reply = self._run(
+            "finish",
+            names,
+            [names.meta, names.stream],
+            *_shown(right),
+            nonce,
+            b"%d" % right.life_ms,
+            b"released",
+            b"%d" % counted,
+        )
+        return _fate(reply)
+
+    # -- what anybody does
+
+    def cancel(self, names: Names, token: int | None) -> int | None:
+        """End the open flight; returns its token, or None where there was none."""
+        reply = self._run("cancel", names, [names.meta, names.stream], _text(token), new_nonce(), patience=PATIENCE)
+        return number(reply)
+
+    def forget(self, names: Names, token: int | None) -> tuple[bool, int | None]:
+        """Drop the result and mark the open flight; returns whether there was any of it, and the flight's token."""
+        found, marked = self._run(
+            "forget", names, [names.meta, names.result, names.stream], _text(token), self._bare, patience=PATIENCE
+        )
+        return bool(found), number(marked)
+
+    def fetch(self, names: Names) -> Stored | None:
+        """The fresh result."""
+        reply = self._send("get the result", names, names.result, command(2, bulk(b"GET", names.result)))
+        stored = None if reply is None else self._stored(reply)
+        return stored if stored is not None and (stored.token or self._bare == b"1") else None
+
+    def boards(self, tags: Sequence[bytes]) -> tuple[list[tuple[dict[bytes, bytes], int]], int]:
+        """For each tag the fields of its board (none where the flight is over) and its lease left in ms; and the server's time in ms."""
+        keys = [self.namespace.meta(tag.decode("utf-8", "replace")) for tag in tags]
+        commands = [(key, (name, key)) for key in keys for name in (b"HGETALL", b"PTTL")]
+        *replies, time = self._pipeline([*commands, (keys[0], (b"TIME",))])
+        boards = []
+        for fields, left in zip(replies[::2], replies[1::2], strict=True):
+            known = isinstance(fields, list) and isinstance(left, int) and left >= 0
+            boards.append((dict(zip(fields[::2], fields[1::2], strict=False)) if known else {}, left if known else 0))
+        return boards, int(time[0]) * 1000 + int(time[1]) // 1000
+
+    def live(self) -> list[bytes]:
+        """The tags of the index."""
+        key = self.namespace.live
+        (tags,) = self._pipeline([(key, (b"ZRANGE", key, b"0", b"-1"))])
+        if isinstance(tags, Exception):
+            raise wire.translate(tags, "list the live flights", "")
+        return list(tags)
+
+    def drop(self, tags: Sequence[bytes]) -> None:
+        """Take flights that are over out of the index."""
+        key = self.namespace.live
+        self._pipeline([(key, (b"ZREM", key, *tags))])
+
+    def follow(self, names: Names, log_id: bytes) -> Reading:
+        """Block on the log of a key, behind ``log_id``.
+
+        Raises:
+            StoreError: Redis was not reached.
+        """
+        return Reading(self.server, names, log_id)
+
+    # -- how it is sent
+
+    @property
+    def paused(self) -> bool:
+        """Whether this process leaves Redis alone, after it could not be reached."""
+        return deadline.now() < self._paused_until
+
+    def pause(self) -> None:
+        """Leave Redis alone for a while."""
+        self._paused_until = deadline.now() + PAUSE
+
+    def try_again(self) -> bool:
+        """Whether to ask Redis for something new. After a pause one caller tries, and the others go on as before."""
+        if not self._paused_until:
+            return True
+        if self.paused:
+            return False
+        self.pause()
+        return True
+
+    def close(self) -> None:
+        self.server.close()
+
+    def _run(
+        self, name: str, names: Names, keys: Sequence[bytes], *args: bytes, size: int = 0, patience: float = 0.0
+    ) -> Any:
+        script = _script(name)
+        packed = (_packed_keys(*keys), bulk(*args))
+        count = 3 + len(keys) + len(args)
+
+        def attempt() -> Any:
+            try:
+                return self._send(name, names, keys[0], command(count, script.by_digest, *packed), size)
+            except _Unknown:
+                return self._send(name, names, keys[0], command(count, script.by_source, *packed), size)
+
+        try:
+            return attempt()
+        except Unreachable as exc:
+            if not (patience or exc.answered):
+                raise
+        return wire.persist(attempt, patience or PATIENCE)
+
+    def _send(self, operation: str, names: Names, key: bytes, chunks: Sequence[bytes], size: int = 0) -> Any:
+        try:
+            reply = wire.exchange(self.server, key, chunks, size)
+        except NoScriptError as exc:
+            raise _Unknown from exc
+        except ERRORS as exc:
+            error = wire.translate(exc, operation, names.key)
+            if isinstance(error, Unreachable):
+                self._refresh()
+            raise error from exc
+        self._paused_until = 0.0
+        return reply
+
+    def _refresh(self) -> None:
+        try:
+            self.server.refresh()
+        except ERRORS:
+            pass  # the next attempt says what is wrong
+
+    def _pipeline(self, commands: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> list[Any]:
+        """Many commands, each with the key that says where it goes; one round trip per server. Errors stand in the list."""
+        try:
+            return wire.pipeline(self.server, commands)
+        except ERRORS as exc:
+            raise wire.translate(exc, "list the live flights", "") from exc
+
+    def _stored(self, raw: bytes) -> Stored:
+        if self._bare == b"1":
+            return Stored(None, raw, raw)
+        token = raw[:32].partition(b":")[0]
+        return Stored(number(token), raw[len(token) + 1 :], raw)
+
+
+class _Unknown(Exception):
+    """The server does not have the script, after a restart or a failover."""
+
+
+def new_nonce() -> bytes:
+    """A name for one call that may be sent twice: random, never made of host, process or thread."""
+    return os.urandom(12).hex().encode()
+
+
+def terms(lease: float, error_ttl: float, max_takeovers: int, *, failures: bool) -> bytes:
+    """The terms of a claim as the script takes them; times in seconds."""
+    life_ms = to_ms(max(lease, error_ttl) + LOG_MARGIN)
+    return b"%d %d %d %d" % (to_ms(lease), life_ms, max_takeovers, failures)
+
+
+def _text(token: int | None) -> bytes:
+    return b"" if token is None else b"%d" % token
+
+
+def _position(position: Position | None) -> list[bytes]:
+    if position is None:
+        return [b"", b"", b"", b""]
+    return [_text(position.token), position.log_id, _text(position.counted), _text(position.dead)]
+
+
+def _shown(right: Right) -> tuple[bytes, bytes]:
+    return b"%d" % right.token, right.log_id
+
+
+def _claimed(reply: list[Any]) -> Owned | Waiting | Entry | Answer:
+    answer = Answer(reply[0])
+    if answer is Answer.OWNER:
+        return Owned(int(reply[1]), reply[2], reply[3])
+    if answer is Answer.WAIT:
+        _, token, left, log_id, place, forgotten, owner_id, continues, lease = reply
+        return Waiting(
+            number(token),
+            left / 1000,
+            log_id,
+            place,
+            bool(forgotten),
+            owner_id.decode("utf-8", "replace"),
+            number(continues),
+            lease / 1000,
+        )
+    return _ended(reply) if answer is Answer.ENDED else answer
+
+
+def _fate(reply: list[Any]) -> Fate:
+    return _ended(reply) if reply[0] == Answer.ENDED else Answer(reply[0])
+
+
+def _ended(reply: list[Any]) -> Entry:
+    return Entry.of(b"", reply[1])

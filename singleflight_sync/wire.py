@@ -1,0 +1,192 @@
+"""How a command goes out, and what its failure means.
+
+Retries are ours: every script is idempotent and may be sent again, but never for longer than its caller can wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis
+from redis.exceptions import AskError, BusyLoadingError, MovedError, RedisClusterException, RedisError, ResponseError
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from singleflight_sync import deadline
+from singleflight_sync.connect import LATELY
+from singleflight_sync.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from singleflight_sync.connect import Link, Pool, Server
+
+T = TypeVar("T")
+
+_REDIRECTS = 5
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
+_COPIED_BYTES = 65536
+
+# What a server says that cannot serve now, but may soon; by itself, or inside the error of a script.
+_FOR_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED", "BUSY ")
+_REMEDIES = {
+    "OOM": "the server's memory is full: raise maxmemory, or let it evict",
+    "NOPERM": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
+    "permission": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
+    "NOAUTH": "the server wants a password: put it into the URL or the client",
+    "WRONGPASS": "the server refuses this user or password",
+    "READONLY": "the server is a replica: point to the primary",
+    "LOADING": "the server is still loading its data",
+    "invalid bulk length": "the value is larger than the server's proto-max-bulk-len: lower max_bytes or raise that",
+}
+
+
+class Unreachable(StoreError):
+    """Raised when Redis cannot be reached, or answers that it cannot serve for now.
+
+    Attributes:
+        answered: Whether it answered.
+    """
+
+    answered = False
+
+
+def bulk(*parts: bytes) -> bytes:
+    """Pack parts of a command."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+
+
+def command(count: int, *packed: bytes) -> list[bytes]:
+    """Pack a command of ``count`` parts; what is large is not copied once more."""
+    pieces, head = [], b"*%d\r\n" % count
+    for chunk in packed:
+        if len(chunk) < _COPIED_BYTES:
+            head += chunk
+        else:
+            pieces += [head, chunk]
+            head = b""
+    return [*pieces, head]
+
+
+def exchange(server: Server, key: bytes, chunks: Sequence[bytes], size: int = 0) -> Any:
+    """Send a packed command to where ``key`` lives and return the reply, following a Cluster's redirects.
+
+    Raises:
+        redis.RedisError: what the client or the server says.
+    """
+    pool, asking = server.pool(key), False
+    for _ in range(_REDIRECTS):
+        try:
+            return _ask(pool, [_ASKING, *chunks] if asking else chunks, size, replies=1 + asking)
+        except AskError as exc:
+            pool, asking = server.pool_at((exc.host, exc.port)), True
+        except MovedError as exc:
+            server.moved(key, (exc.host, exc.port))
+            pool, asking = server.pool(key), False
+    raise RedisClusterException("the Cluster redirects in circles")
+
+
+def _ask(pool: Pool, chunks: Sequence[bytes], size: int, replies: int) -> Any:
+    """Replace the connection once if it turns out to be cut, or was not used lately and gives no answer."""
+    link = pool.take()
+    stale = not link.fresh and deadline.now() - link.used_at > LATELY
+    try:
+        return _talk(pool, link, chunks, size, replies)
+    except redis.TimeoutError:
+        if not stale:
+            raise
+    except redis.ConnectionError as exc:
+        if isinstance(exc, (BusyLoadingError, redis.AuthenticationError)):
+            raise
+    pool.drain()
+    return _talk(pool, pool.take(), chunks, size, replies)
+
+
+def _talk(pool: Pool, link: Link, chunks: Sequence[bytes], size: int, replies: int) -> Any:
+    try:
+        link.send(chunks, size)
+        for _ in range(replies):
+            reply = link.receive()
+    except ResponseError as exc:
+        if replies > 1 or is_for_now(exc):
+            link.close()  # a new connection may lead to a server that can serve
+        else:
+            pool.give(link)
+        raise
+    except BaseException:
+        link.close()
+        raise
+    pool.give(link)
+    return reply
+
+
+def is_for_now(exc: Exception) -> bool:
+    """Whether the server may do later what it refuses now."""
+    return any(word in str(exc) for word in _FOR_NOW)
+
+
+def translate(exc: Exception, operation: str, key: str) -> StoreError:
+    """Our error for the client's or the server's: names the operation, the key, the cause and the remedy."""
+    answered = isinstance(exc, (ResponseError, BusyLoadingError))
+    passing = not isinstance(exc, (ResponseError, redis.AuthenticationError)) or is_for_now(exc)
+    remedy = next((text for word, text in _REMEDIES.items() if word in str(exc)), "")
+    if not remedy:
+        remedy = (
+            "check that the server is up and can be reached from here" if passing else "the server refused the command"
+        )
+    about = f" for key {key!r}" if key else ""
+    error = (Unreachable if passing else StoreError)(
+        f"cannot {operation}{about}: {remedy} ({type(exc).__name__}: {exc})"
+    )
+    if isinstance(error, Unreachable):
+        error.answered = answered
+    return error
+
+
+def persist(attempt: Callable[[], T], seconds: float) -> T:
+    """Repeat an attempt that finds Redis unreachable, for ``seconds``; at least once.
+
+    Raises:
+        StoreError: the last one.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type(Unreachable),
+        stop=stop_after_delay(seconds),
+        wait=wait_random_exponential(multiplier=0.02, max=0.25),
+        reraise=True,
+    )
+    return retrying(attempt)
+
+
+ERRORS = (RedisError, OSError)
+"""What can come out of an exchange."""
+
+
+def pipeline(server: Server, commands: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> list[Any]:
+    """Many read commands, each with the key that says where it goes: one round trip per server.
+
+    Returns:
+        The replies in order; an error that the server answered stands in the place of its reply.
+    """
+    places: dict[Pool, list[int]] = {}
+    for place, (key, _) in enumerate(commands):
+        places.setdefault(server.pool(key), []).append(place)
+    replies: list[Any] = [None] * len(commands)
+    for pool, mine in places.items():
+        packed = b"".join([b"*%d\r\n" % len(commands[each][1]) + bulk(*commands[each][1]) for each in mine])
+        link = pool.take()
+        try:
+            link.send([packed], len(packed))
+            for place in mine:
+                replies[place] = _reply(link)
+        except BaseException:
+            link.close()
+            raise
+        pool.give(link)
+    return replies
+
+
+def _reply(link: Link) -> Any:
+    try:
+        return link.receive()
+    except ResponseError as exc:
+        return exc
