@@ -187,7 +187,9 @@ def _plain_args(exc: BaseException) -> list[Any] | None:
         reduced: Any = exc.__reduce__()  # knows more than `args`: the file name of an OSError
         args = reduced[1] if reduced[0] is type(exc) else args
     plain = [_to_wire(one) for one in args]
-    return plain if len(json.dumps(plain, allow_nan=False)) <= _LONGEST_ARGS else None
+    encoded = json.dumps(plain, allow_nan=False)
+    # JSON joins two surrogates that stand apart.
+    return plain if len(encoded) <= _LONGEST_ARGS and json.loads(encoded) == plain else None
 
 
 def _to_wire(value: Any) -> Any:
