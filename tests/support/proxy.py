@@ -65,6 +65,9 @@ class Link:
         self.server = server
         self.dropping = False  # set before the request is sent whose reply must not arrive
         self._proxy = proxy
+
+    def start(self) -> None:
+        """Begin to forward."""
         for pump in (self._pump_requests, self._pump_replies):
             threading.Thread(target=pump, name="test-proxy", daemon=True).start()
 
@@ -275,7 +278,8 @@ class Proxy:
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = Link(self, client, server)
         with self._lock:
-            self._links.add(link)
+            self._links.add(link)  # before the first byte, or a cut could miss it
+        link.start()
 
     def close(self) -> None:
         """End everything."""
