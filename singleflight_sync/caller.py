@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from singleflight_sync import deadline, keeper, outcome, presence
+from singleflight_sync import deadline, keeper, outcome
 from singleflight_sync.cancel import CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.deadline import Deadline
-from singleflight_sync.errors import CodecError, ConfigurationError, StoreError, WaitTimeoutError
+from singleflight_sync.errors import ConfigurationError, StoreError
 from singleflight_sync.events import FlightClaimed, FlightFollowed, FlightTakenOver, ResultHit, StoreFailed, WaitTimedOut
 from singleflight_sync.follower import Follower
 from singleflight_sync.heartbeat import Lease
+from singleflight_sync.local import Seat
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from singleflight_sync.events import FlightEvent
     from singleflight_sync.keys import Names
-    from singleflight_sync.local import Rooms, Seat
+    from singleflight_sync.local import Rooms
     from singleflight_sync.options import Options
     from singleflight_sync.runtime import Runtime
     from singleflight_sync.store import Position
@@ -62,11 +63,13 @@ class Caller:
         """
         follower: Follower | None = None
         while True:
-            seat = self._rooms.enter(self._names.key)
+            seat: Seat[Outcome, Follower] = Seat()
             try:
                 result = self._take_part(seat, follower)
-            except WaitTimeoutError:
-                self.tell(WaitTimedOut, waited=deadline.now() - self._patience.began)
+            except BaseException as exc:
+                self._rooms.leave(seat)  # nobody may be left in a room without a leader
+                if exc is self._patience.error:
+                    self.tell(WaitTimedOut, waited=deadline.now() - self._patience.began)
                 raise
             if isinstance(result, Landed):
                 return result.value
@@ -91,7 +94,7 @@ class Caller:
     # -- in the room
 
     def _take_part(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
-        if seat.turn is None:
+        if self._rooms.enter(self._names.key, seat):
             return self._lead(seat, follower)
         if self._options.wait_timeout == 0:
             return self._glance(seat)
@@ -106,7 +109,10 @@ class Caller:
         stored = None if store is None or store.paused else store.fetch(self._names)
         if stored is None:
             raise self._patience.over()
-        return Landed(self._runtime.codec.loads(stored.value))
+        try:
+            return Landed(self._runtime.codec.loads(stored.value))
+        except Exception as exc:
+            raise self._patience.over() from exc
 
     def _taken(self, result: Outcome) -> Landed | Failure:
         """Make this caller's own object of an outcome."""
@@ -123,12 +129,11 @@ class Caller:
     def _lead(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
         """Hold the room's conversation with Redis. However that ends, the room is settled or somebody else leads it."""
         try:
-            result = self._converse(seat, follower)
+            result: Landed | Owned | Outcome | StoreError = self._converse(seat, follower)
         except StoreError as exc:
-            return self._without_store(seat, exc)
-        except BaseException:
-            self._rooms.leave(seat)
-            raise
+            result = exc
+        if isinstance(result, StoreError):
+            return self._without_store(seat, result)
         if isinstance(result, Owned):
             return self._own(seat, result)
         if isinstance(result, Landed):
@@ -141,7 +146,7 @@ class Caller:
         while True:
             seat.state = follower  # goes to the next in the room, should we leave
             if follower is not None:
-                result = follower.follow(self._patience, lambda: self._rooms.close(seat.room))
+                result = follower.follow(self._patience, lambda: self._rooms.close(seat))
                 if result is not None:
                     break
             answer = self._claim(follower)
@@ -177,7 +182,7 @@ class Caller:
         store = self._runtime.store
         if store is None:
             return Owned(0, b"", 0)
-        asked, owner_id, nonce = self._terms, presence.own_id().encode(), new_nonce()
+        asked, owner_id, nonce = self._terms, self._runtime.owner_id, new_nonce()
         if follower is not None:
             position = follower.position
             return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
@@ -194,10 +199,11 @@ class Caller:
         try:
             value = self._runtime.codec.loads(stored.value)
         except Exception as exc:
-            if self._unreadable:
-                raise CodecError(f"the result of key {self._names.key!r} cannot be read: {exc}") from exc
-            self._unreadable = stored.raw
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
+            if self._unreadable:  # once more: somebody with another codec is at it
+                self._rooms.leave(seat)
+                return Landed(self._function())
+            self._unreadable = stored.raw
             return None
         self._token = stored.token
         self._rooms.settle(seat, Value(stored.value, (value,) if is_immutable(value) else ()))
@@ -221,7 +227,7 @@ class Caller:
         token.raise_on_store_error = options.on_store_error == "raise"
         aboard = _Aboard(self, self._rooms, seat)
         store = None if alone else self._runtime.store
-        lease = Lease(store, self._names, presence.own_id(), owned, options, self._lease, token, hard, aboard)
+        lease = Lease(store, self._names, self._runtime.owner_id, owned, options, self._lease, token, hard, aboard)
         flight = Flight(self._names.key, lease, self._rooms, outer)
         self._runtime.shared.leases.add(lease)
         self._runtime.own.add(lease)
@@ -229,6 +235,7 @@ class Caller:
         try:
             return Owner(flight, lease, aboard, options, self._runtime.codec, self._ttl, self.tell).fly(self._function)
         finally:
+            lease.stop()
             keeper.keeper().leave(lease)
             self._runtime.shared.leases.discard(lease)
             self._runtime.own.discard(lease)
@@ -241,7 +248,6 @@ class Caller:
             seat.state.close()
             seat.state = None
         if self._options.on_store_error == "raise":
-            self._rooms.leave(seat)
             raise exc
         logger.warning("key %r is computed without Redis: %s", self._names.key, exc)
         return self._own(seat, Owned(0, b"", 0), alone=True)
@@ -285,4 +291,4 @@ class _Aboard:
         self._rooms.leave(self._seat)
 
     def forgotten(self) -> None:
-        self._rooms.close(self._seat.room)
+        self._rooms.close(self._seat)

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from singleflight_sync import connect, urls
+from singleflight_sync import connect, presence, urls
 from singleflight_sync.caller import Caller
 from singleflight_sync.codecs import JSONCodec
 from singleflight_sync.errors import ConfigurationError, StoreError
@@ -261,8 +261,8 @@ class SingleFlight:
             return False
         found, token = store.forget(names, fencing_token)
         here = self._runtime().shared
+        here.rooms.close_key(key)
         if token is not None:
-            here.rooms.close_key(key)
             for lease in [each for each in here.leases.copy() if each.names.key == key]:
                 lease.forgotten(token)
         return found
@@ -302,7 +302,7 @@ class SingleFlight:
         store = None if server is None else Store(server, self.namespace, bare=self._result_key is not None)
         identity = id(self) if server is None else server.identity
         common = shared((place, identity, self.namespace.name, self._result_key is not None))
-        return Runtime(self.name, place[0], store, self._codec, self._observers, common)
+        return Runtime(self.name, place[0], presence.own_id().encode(), store, self._codec, self._observers, common)
 
     def _server(self) -> Server:
         return urls.from_url(self._url or urls.default_url()) if self._client is None else connect.from_client(self._client)

@@ -54,7 +54,7 @@ class Crew(Protocol):
 class Lease:
     """The right of one owner to one flight. Thread-safe."""
 
-    def __init__(self, store: Store | None, names: Names, owner_id: str, owned: Owned, options: Options, lease: float, token: CancelToken, hard: Deadline, crew: Crew) -> None:
+    def __init__(self, store: Store | None, names: Names, owner_id: bytes, owned: Owned, options: Options, lease: float, token: CancelToken, hard: Deadline, crew: Crew) -> None:
         """``store`` is None for a flight inside this process only; ``lease`` in seconds, longer than the option where nobody can beat."""
         self.store = store
         self.names = names
@@ -99,7 +99,7 @@ class Lease:
 
     def described(self) -> str:
         """Names owner and flight, for people."""
-        return f"owner {self.owner_id}, fencing token {self.right.token}"
+        return f"owner {self.owner_id.decode()}, fencing token {self.right.token}"
 
     def lease_left(self) -> float:
         """Seconds until the lease is over as far as this side knows, never negative."""
@@ -156,6 +156,8 @@ class Lease:
     def _pause(self) -> float | None:
         if self._end is not None:
             return None
+        if self._publishing:
+            return max(0.0, self._next_beat - deadline.now())
         moments = [self._next_beat]
         if self._hard.at is not None:
             moments.append(self._hard.at)
@@ -215,7 +217,7 @@ class Lease:
         assert self.store is not None
         sent = deadline.now()
         asked = terms(self._lease, self._options.error_ttl, self._options.max_takeovers, failures=True)
-        answer = self.store.claim(self.names, asked, self.owner_id.encode(), self._continuing, continues=self.right.token)
+        answer = self.store.claim(self.names, asked, self.owner_id, self._continuing, continues=self.right.token)
         self._continuing = b""
         if not isinstance(answer, Owned):
             self._lose()
@@ -316,6 +318,14 @@ class Lease:
             store.release(self.names, right, new_nonce(), counted=counted)
         except StoreError as exc:
             logger.warning("flight of key %r could not be released and ends with its lease: %s", self.names.key, exc)
+
+    def stop(self) -> None:
+        """The owner's call is over: however it ended, nothing beats for it any more."""
+        if self.is_forked():
+            return
+        with self._lock:
+            if self._end is None:
+                self._stop(Answer.DONE)
 
     def give_up(self) -> None:
         """The group is closed: whoever waits claims in turn, and the function's caller keeps its own value."""

@@ -41,9 +41,11 @@ class Keeper:
         thread = self._thread
         if thread is not None and self._tick <= heartbeat / 4 and thread.is_alive():
             return True
-        return _threads_run() and self._start(heartbeat)
+        return self._start(heartbeat)
 
     def _start(self, heartbeat: float) -> bool:
+        if not _threads_run():
+            return False
         with self._lock:
             if heartbeat / 4 < self._tick:
                 self._tick = heartbeat / 4
@@ -82,7 +84,7 @@ class Keeper:
             with self._lock:
                 idle = not self._young and not self._tended and deadline.now() - self._wanted_at > IDLE
                 if idle:
-                    self._thread = None
+                    self._thread, self._tick = None, 60.0
                     return
 
     def _look_round(self) -> None:

@@ -33,9 +33,9 @@ class Seat(Generic[O, S]):
 
     __slots__ = ("outcome", "room", "state", "turn")
 
-    def __init__(self, room: Room[O, S]) -> None:
-        self.room = room
-        self.turn: threading.Event | None = None  # made by the caller that waits, under the table's lock
+    def __init__(self) -> None:
+        self.room: Room[O, S] | None = None
+        self.turn: threading.Event | None = None  # of a caller that waits; set once for an outcome or the lead
         # Written once under the table's lock before `turn` is set, read by this seat's caller only after.
         self.outcome: O | None = None
         # Where the conversation stands: the leader's alone, from its predecessor and for its successor.
@@ -47,9 +47,9 @@ class Room(Generic[O, S]):
 
     __slots__ = ("key", "leader", "waiting")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, leader: Seat[O, S]) -> None:
         self.key = key
-        self.leader: Seat[O, S] | None = None
+        self.leader: Seat[O, S] | None = leader
         self.waiting: list[Seat[O, S]] = []
 
 
@@ -60,43 +60,42 @@ class Rooms(Generic[O, S]):
         self._lock = threading.Lock()
         self._rooms: dict[str, Room[O, S]] = {}  # guarded by _lock
 
-    def enter(self, key: str) -> Seat[O, S]:
-        """Take a seat in the key's room; who opens the room leads it."""
+    def enter(self, key: str, seat: Seat[O, S]) -> bool:
+        """Take the seat in the key's room; True: this caller opened it and leads.
+
+        The seat is made before, so that a caller that is interrupted anywhere in here can `leave`.
+        """
         with self._lock:
             room = self._rooms.get(key)
             if room is None:
-                room = self._rooms[key] = Room(key)
-                seat = room.leader = Seat(room)
-                return seat
-            seat = Seat(room)
+                seat.room = room = Room(key, seat)
+                self._rooms[key] = room
+                return True
+            seat.room = room
             seat.turn = threading.Event()
             room.waiting.append(seat)
-            return seat
+            return False
 
     def is_open(self, key: str) -> bool:
         """Whether a caller of this key would find a room."""
         return key in self._rooms
 
     def wait(self, seat: Seat[O, S], patience: Patience) -> O | None:
-        """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``.
+        """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``. Who does not go on has to `leave`.
 
         Raises:
             WaitTimeoutError, FlightInterrupted: see `Patience.slice`.
         """
         assert seat.turn is not None
-        try:
-            while not seat.turn.wait(patience.slice()):
-                pass
-        except BaseException:
-            self.leave(seat)
-            raise
+        while not seat.turn.wait(patience.slice()):
+            pass
         return seat.outcome
 
     def settle(self, seat: Seat[O, S], outcome: O) -> bool:
         """The leader's: give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
         with self._lock:
             room = seat.room
-            if room.leader is not seat:
+            if room is None or room.leader is not seat:
                 return False
             self._end(room)
             waiting, room.waiting = room.waiting, []
@@ -110,9 +109,9 @@ class Rooms(Generic[O, S]):
         """Leave without an outcome. A leader's state goes to the next in the room, who leads then; without one, the room is closed."""
         with self._lock:
             room = seat.room
-            if seat in room.waiting:
+            if room is not None and seat in room.waiting:
                 room.waiting.remove(seat)
-            if room.leader is not seat:
+            if room is None or room.leader is not seat:
                 return
             state, seat.state = seat.state, None
             if room.waiting:
@@ -126,10 +125,11 @@ class Rooms(Generic[O, S]):
         elif state is not None:
             state.close()
 
-    def close(self, room: Room[O, S]) -> None:
+    def close(self, seat: Seat[O, S]) -> None:
         """Let later callers open a room of their own; those inside stay."""
         with self._lock:
-            self._remove(room)
+            if seat.room is not None:
+                self._remove(seat.room)
 
     def close_key(self, key: str) -> None:
         """The same, by key."""

@@ -18,7 +18,7 @@ NESTED_SLICE = 0.1
 class Patience:
     """The patience of one caller. Counts the time spent following, not computing. Used by one thread."""
 
-    __slots__ = ("_deadline", "_key", "_outer", "_outer_key", "began", "seconds")
+    __slots__ = ("_deadline", "_key", "_outer", "_outer_key", "began", "error", "seconds")
 
     def __init__(self, key: str, seconds: float | None, outer: CancelToken | None = None, outer_key: str = "") -> None:
         """``seconds`` as in ``wait_timeout``; ``outer``: the cancel token of the flight that the caller is running, if any."""
@@ -28,6 +28,7 @@ class Patience:
         self._outer_key = outer_key
         self.began = deadline.now()
         self.seconds = seconds
+        self.error: WaitTimeoutError | None = None
 
     def slice(self, upto: float | None = None) -> float | None:
         """How many seconds to wait now at most, before asking again; ``upto``: what there is to wait for comes by itself then.
@@ -49,13 +50,14 @@ class Patience:
         """The error of a caller that gives up."""
         inside = f", from inside the flight of key {self._outer_key!r}" if self._outer is not None else ""
         if self.seconds == 0:
-            return WaitTimeoutError(
-                f"key {self._key!r} is being computed by somebody else{inside}, and wait_timeout=0 never waits: try later, or let it wait"
+            text = f"key {self._key!r} is being computed by somebody else{inside}, and wait_timeout=0 never waits: try later, or let it wait"
+        else:
+            text = (
+                f"no outcome for key {self._key!r} within wait_timeout={self.seconds:g} s{inside}: its owner is still computing. "
+                f"Raise wait_timeout, or lower hard_timeout to end such flights"
             )
-        return WaitTimeoutError(
-            f"no outcome for key {self._key!r} within wait_timeout={self.seconds:g} s{inside}: its owner is still computing. "
-            f"Raise wait_timeout, or lower hard_timeout to end such flights"
-        )
+        self.error = WaitTimeoutError(text)
+        return self.error
 
     def resume(self, computing: float) -> None:
         """Give back the seconds that the caller spent computing."""

@@ -41,6 +41,7 @@ class Runtime:
 
     name: str
     pid: int
+    owner_id: bytes
     store: Store | None
     codec: Codec
     observers: Observers

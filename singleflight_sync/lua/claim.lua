@@ -71,12 +71,12 @@ end
 local last = last_flight(KEYS[3])
 local flight = {nonce = nonce, ownerId = ARGV[3], life = life, takeovers = '0', recent = ''}
 if last then
-  if continues ~= '' then
-    return {LOST}
-  elseif last.nonce == nonce and not last.ended then
+  if last.nonce == nonce and not last.ended then
     redis.call('PEXPIRE', KEYS[3], life)
     post(KEYS[2], last, lease, ARGV[4])
     return {OWNER, last.token, last.id, tonumber(last.takeovers)}
+  elseif continues ~= '' then
+    return {LOST}
   end
   flight.recent = string.sub(last.nonce .. ' ' .. last.recent, 1, 512)
   if string.find(flight.recent, nonce, 1, true) then
