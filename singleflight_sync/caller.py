@@ -10,7 +10,14 @@ from singleflight_sync.cancel import CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.deadline import Deadline
 from singleflight_sync.errors import ConfigurationError, StoreError
-from singleflight_sync.events import FlightClaimed, FlightFollowed, FlightTakenOver, ResultHit, StoreFailed, WaitTimedOut
+from singleflight_sync.events import (
+    FlightClaimed,
+    FlightFollowed,
+    FlightTakenOver,
+    ResultHit,
+    StoreFailed,
+    WaitTimedOut,
+)
 from singleflight_sync.follower import Follower
 from singleflight_sync.heartbeat import Lease
 from singleflight_sync.local import Seat
@@ -37,9 +44,24 @@ logger = logging.getLogger("singleflight_sync")
 class Caller:
     """One call of ``run``. Used by one thread."""
 
-    __slots__ = ("_function", "_lease", "_names", "_options", "_outer", "_patience", "_rooms", "_runtime", "_terms", "_token", "_ttl", "_unreadable")
+    __slots__ = (
+        "_function",
+        "_lease",
+        "_names",
+        "_options",
+        "_outer",
+        "_patience",
+        "_rooms",
+        "_runtime",
+        "_terms",
+        "_token",
+        "_ttl",
+        "_unreadable",
+    )
 
-    def __init__(self, runtime: Runtime, names: Names, function: Callable[[], Any], options: Options, ttl: float | None) -> None:
+    def __init__(
+        self, runtime: Runtime, names: Names, function: Callable[[], Any], options: Options, ttl: float | None
+    ) -> None:
         self._runtime = runtime
         self._names = names
         self._function = function
@@ -48,7 +70,10 @@ class Caller:
         self._rooms = runtime.shared.rooms
         self._outer = outer = check_entrance(self._rooms, names.key)
         self._patience = Patience(
-            names.key, options.wait_timeout, None if outer is None else outer.cancel_token, "" if outer is None else outer.key
+            names.key,
+            options.wait_timeout,
+            None if outer is None else outer.cancel_token,
+            "" if outer is None else outer.key,
         )
         self._lease = _lease(names.key, options)
         self._terms = terms(self._lease, options.error_ttl, options.max_takeovers, failures=options.share_errors)
@@ -123,7 +148,9 @@ class Caller:
         try:
             return Landed(self._runtime.codec.loads(result.payload))
         except Exception as exc:
-            logger.warning("the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc)
+            logger.warning(
+                "the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc
+            )
             return Landed(self._function())
 
     def _lead(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
@@ -187,7 +214,9 @@ class Caller:
             position = follower.position
             return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
         if not store.try_again():
-            raise Unreachable(f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s")
+            raise Unreachable(
+                f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
+            )
         try:
             return store.claim(self._names, asked, owner_id, nonce, unreadable=self._unreadable)
         except Unreachable:
@@ -262,7 +291,9 @@ def _lease(key: str, options: Options) -> float:
     if keeper.keeper().ready(options.heartbeat):
         return options.lease
     if options.hard_timeout is None:
-        raise ConfigurationError(f"no heartbeat thread can run here, so that key {key!r} needs a hard_timeout: set one, or enable threads")
+        raise ConfigurationError(
+            f"no heartbeat thread can run here, so that key {key!r} needs a hard_timeout: set one, or enable threads"
+        )
     keeper.warn_once()
     return max(options.lease, options.hard_timeout)
 

@@ -24,9 +24,10 @@ from singleflight_sync.errors import CodecError, ConfigurationError
 
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, type(None), complex})
 _TEXT = frozenset({str})
-_CONTAINERS = frozenset({list, tuple, set, frozenset})
+_JSON_LEAVES = frozenset({str, int, float, bool, type(None)})
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _CBOR_LEAVES = (type(None), int, float, str, bytes, dt.date, decimal.Decimal, uuid.UUID)
-_DEEPEST_CBOR = 200
+_DEEPEST = 200  # levels of containers
 _CHUNK = 256 * 1024
 _LONGEST_PLACE = 300
 _DEEPEST_PLACE = 100
@@ -69,7 +70,7 @@ class JSONCodec:
         if type(value) is bytes:
             return b"b" + value
         try:
-            if _is_plain(value):
+            if _is_plain(value, _DEEPEST - 1):
                 return _json_bytes(value)
         except (ValueError, RecursionError):
             pass  # the search below finds the place
@@ -140,7 +141,7 @@ class CBORCodec:
             raise _unreadable("CBORCodec", error) from error
 
     def _encoded(self, value: Any) -> Any:
-        _check_cbor(value, _DEEPEST_CBOR)
+        _check(value, _CBOR_LEAVES, _DEEPEST)
         return self._cbor2.dumps(value)
 
     def _copy(self, value: Any) -> Any:
@@ -222,15 +223,19 @@ def _text_bytes(text: str) -> bytes:
     return buffer.getvalue()
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether only JSON's own types are there: its encoder takes subclasses too."""
+def _is_plain(value: Any, levels: int) -> bool:
+    """Return whether only JSON's own types are there, exactly: its encoder takes subclasses too."""
     kind = type(value)
     if kind is dict:
-        entries: dict[Any, Any] = value  # type: ignore[assignment]
-        return _TEXT.issuperset(map(type, entries)) and all(map(_is_plain, entries.values()))
-    if kind is list:
-        return all(map(_is_plain, value))  # type: ignore[call-overload]
-    return kind is str or kind is int or kind is float or kind is bool or value is None
+        parts = value.values() if _TEXT.issuperset(map(type, value)) else (value,)
+    elif kind is list:
+        parts = value
+    else:
+        return kind in _JSON_LEAVES
+    for part in parts:
+        if type(part) not in _JSON_LEAVES and not (levels and _is_plain(part, levels - 1)):
+            return False
+    return True
 
 
 def _refuse_constant(name: str) -> None:
@@ -275,19 +280,18 @@ def _json_value(content: memoryview) -> Any:
 
 
 def _json_copy(value: Any) -> Any:
+    _check(value, object, _DEEPEST)
     return _json_value(memoryview(_json_bytes(value))[1:])
 
 
-def _check_cbor(value: Any, depth_left: int) -> None:
-    """Let only known types of limited depth pass: too deep a value makes cbor2 crash the process."""
-    kind = type(value)
-    if kind is dict or kind in _CONTAINERS:
-        if not depth_left:
+def _check(value: Any, leaves: type | tuple[type, ...], levels: int) -> None:
+    """Raise for what is too deep: some encoders crash on it, and a reader with less stack could not read it."""
+    if isinstance(value, _CONTAINERS):
+        if not levels:
             raise RecursionError
-        parts = itertools.chain(value, value.values()) if kind is dict else value
-        for part in parts:
-            _check_cbor(part, depth_left - 1)
-    elif not isinstance(value, _CBOR_LEAVES):
+        for part in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            _check(part, leaves, levels - 1)
+    elif not isinstance(value, leaves):
         raise TypeError("not among the types of this codec")
 
 

@@ -15,7 +15,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterPipeline, RedisCluster
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from singleflight_sync import deadline
 from singleflight_sync.errors import ConfigurationError

@@ -28,9 +28,13 @@ class _Default:
     def configure(self, source: Callable[[], Answer], place: str) -> None:
         with self._lock():
             if self._place is not None:
-                raise ConfigurationError(f"singleflight_sync was configured at {self._place}, and now again at {place}: do it once")
+                raise ConfigurationError(
+                    f"singleflight_sync was configured at {self._place}, and now again at {place}: do it once"
+                )
             if self._made is not None:
-                raise ConfigurationError(f"singleflight_sync is configured at {place}, after its default group was used: do it before the first call")
+                raise ConfigurationError(
+                    f"singleflight_sync is configured at {place}, after its default group was used: do it before the first call"
+                )
             self._source, self._place = source, place
 
     def group(self) -> SingleFlight:

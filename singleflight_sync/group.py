@@ -101,7 +101,9 @@ class SingleFlight:
         self._codec = JSONCodec() if codec is None else _checked_codec(codec)
         self._result_key = result_key
         self._observers = Observers()
-        self._runtimes: dict[tuple[int, Mode | None], Runtime] = {}  # by process; `setdefault` lets one of several threads win
+        self._runtimes: dict[
+            tuple[int, Mode | None], Runtime
+        ] = {}  # by process; `setdefault` lets one of several threads win
 
     def __repr__(self) -> str:
         return f"<SingleFlight {self.name!r} in {self.namespace.name!r}>"
@@ -109,7 +111,9 @@ class SingleFlight:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -- flights
@@ -142,7 +146,9 @@ class SingleFlight:
 
     def _obtain(self, key: str, fn: Callable[[], T], options: Options, ttl: float | None) -> T:
         if not callable(fn):
-            raise TypeError(f"fn is a {type(fn).__name__}: pass a function that takes no argument, such as lambda: build(42)")
+            raise TypeError(
+                f"fn is a {type(fn).__name__}: pass a function that takes no argument, such as lambda: build(42)"
+            )
         names = self._names(key)
         if mode == "plain" or not options.is_enabled():
             return fn()
@@ -305,7 +311,11 @@ class SingleFlight:
         return Runtime(self.name, place[0], presence.own_id().encode(), store, self._codec, self._observers, common)
 
     def _server(self) -> Server:
-        return urls.from_url(self._url or urls.default_url()) if self._client is None else connect.from_client(self._client)
+        return (
+            urls.from_url(self._url or urls.default_url())
+            if self._client is None
+            else connect.from_client(self._client)
+        )
 
     def _infos(self, tags: list[bytes]) -> tuple[list[FlightInfo], list[bytes]]:
         """What stands on the boards, and the tags of those that are over."""
@@ -314,7 +324,9 @@ class SingleFlight:
             return [], []
         boards, now = store.boards(tags)
         infos = [FlightInfo.of_board(board, left, now, self.name) for board, left in boards]
-        return [info for info in infos if info is not None], [tag for tag, info in zip(tags, infos, strict=True) if info is None]
+        return [info for info in infos if info is not None], [
+            tag for tag, info in zip(tags, infos, strict=True) if info is None
+        ]
 
 
 def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any]) -> Any:
@@ -336,15 +348,25 @@ def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, option
 
 def _key_maker(function: object, key: object) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     if not callable(function) or isinstance(function, type):
-        raise TypeError(f"single_flight decorates functions, not {function!r}; a key is passed by name: single_flight(key=...)")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, which cannot be shared")
+        raise TypeError(
+            f"single_flight decorates functions, not {function!r}; a key is passed by name: single_flight(key=...)"
+        )
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise TypeError(
+            f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, which cannot be shared"
+        )
     if key is None:
         return key_of_call(function)
     if isinstance(key, str):
         return key_from_template(function, key)
     if not callable(key):
-        raise ConfigurationError(f"key is a {type(key).__name__}: pass a template such as 'report:{{report_id}}', or a callable")
+        raise ConfigurationError(
+            f"key is a {type(key).__name__}: pass a template such as 'report:{{report_id}}', or a callable"
+        )
     return lambda args, kwargs: key(*args, **kwargs)
 
 
@@ -355,6 +377,10 @@ def _checked_name(name: object) -> str:
 
 
 def _checked_codec(codec: Any) -> Codec:
-    if isinstance(codec, type) or not (callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))):
-        raise ConfigurationError(f"codec is {codec!r}: pass an object with dumps(value) -> bytes and loads(bytes) -> value, such as JSONCodec()")
+    if isinstance(codec, type) or not (
+        callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))
+    ):
+        raise ConfigurationError(
+            f"codec is {codec!r}: pass an object with dumps(value) -> bytes and loads(bytes) -> value, such as JSONCodec()"
+        )
     return codec  # type: ignore[no-any-return]

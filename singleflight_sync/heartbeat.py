@@ -54,7 +54,18 @@ class Crew(Protocol):
 class Lease:
     """The right of one owner to one flight. Thread-safe."""
 
-    def __init__(self, store: Store | None, names: Names, owner_id: bytes, owned: Owned, options: Options, lease: float, token: CancelToken, hard: Deadline, crew: Crew) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        names: Names,
+        owner_id: bytes,
+        owned: Owned,
+        options: Options,
+        lease: float,
+        token: CancelToken,
+        hard: Deadline,
+        crew: Crew,
+    ) -> None:
         """``store`` is None for a flight inside this process only; ``lease`` in seconds, longer than the option where nobody can beat."""
         self.store = store
         self.names = names
@@ -327,6 +338,16 @@ class Lease:
             if self._end is None:
                 self._stop(Answer.DONE)
 
+    def _report_silence(self) -> None:
+        late = deadline.now() - self._next_beat
+        if self.store is not None and late > self.heartbeat and self._lease == self._options.lease:
+            logger.warning(
+                "flight of key %r had no heartbeat for %.1f s: its function, or the server that runs it, keeps other "
+                "threads from running. Its lease may have lapsed meanwhile",
+                self.names.key,
+                late + self.heartbeat,
+            )
+
     def give_up(self) -> None:
         """The group is closed: whoever waits claims in turn, and the function's caller keeps its own value."""
         self.release(counted=False)
@@ -341,6 +362,7 @@ class Lease:
                 self._continue()
             if self._end is not None:
                 return self._end
+            self._report_silence()
             self._publishing = True
             store, right = self.store, self.right
         try:

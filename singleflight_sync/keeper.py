@@ -109,12 +109,12 @@ def keeper() -> Keeper:
 
 
 def _threads_run() -> bool:
-    """uWSGI without threads starts them, but holds the interpreter between two requests, so that they cannot be relied on."""
+    """UWSGI without threads starts them, but holds the interpreter between two requests, so that they cannot be relied on."""
     options = getattr(sys.modules.get("uwsgi"), "opt", None)
     return options is None or any(options.get(name) for name in ("enable-threads", "threads"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def warn_once() -> None:
     """Say that nobody beats here."""
     logger.warning(

@@ -39,7 +39,9 @@ class Failure(NamedTuple):
     def exception(self, key: str) -> Exception:
         """A fresh exception: one shared by several threads would collect the tracebacks of all of them."""
         if self.kind is Kind.CANCELLED:
-            return FlightCancelledError(f"the flight of key {key!r} was ended by cancel(): ask again to start a new one")
+            return FlightCancelledError(
+                f"the flight of key {key!r} was ended by cancel(): ask again to start a new one"
+            )
         if self.kind is Kind.LIMIT:
             return TakeoverLimitError(
                 f"the flight of key {key!r} lost its owner {self.takeovers + 1} times: its function seems to kill the process that runs it. "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from singleflight_sync import deadline, failures, log, outcome
+from singleflight_sync import deadline, failures, outcome
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.errors import CodecError, FlightInterrupted, ReentrantFlightError, StoreError
@@ -81,7 +81,9 @@ def check_entrance(scope: object, key: str) -> Flight | None:
     """
     flight = _current.get()
     if flight is not None and flight.contains(scope, key):
-        raise ReentrantFlightError(f"key {key!r} was asked for inside its own flight, which would wait for itself: call the function directly there")
+        raise ReentrantFlightError(
+            f"key {key!r} was asked for inside its own flight, which would wait for itself: call the function directly there"
+        )
     return flight
 
 
@@ -158,7 +160,9 @@ class Owner(NamedTuple):
             exc.value = value
             raise
         except Exception as exc:  # of a codec of the user's
-            raise CodecError(f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value) from exc
+            raise CodecError(
+                f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value
+            ) from exc
         if len(payload) > self.options.max_bytes:
             raise CodecError(
                 f"the value of key {self.flight.key!r} has {len(payload)} bytes encoded, more than max_bytes={self.options.max_bytes}: "
@@ -200,7 +204,9 @@ class Owner(NamedTuple):
     def _interrupted(self) -> Refused | Failure:
         """The cancel token stopped the function."""
         if self.flight.cancel_token.reason is CancelReason.STORE_UNREACHABLE:
-            error = StoreError(f"flight of key {self.flight.key!r} was stopped: Redis gave no answer until its lease was over")
+            error = StoreError(
+                f"flight of key {self.flight.key!r} was stopped: Redis gave no answer until its lease was over"
+            )
             self.aboard.settle(Failure(Kind.ERROR, failures.describe(error, flight=self.lease.described())))
             raise error
         instead = self._instead(self.lease.end, None, deadline.now() - self.lease.age())
@@ -212,7 +218,9 @@ class Owner(NamedTuple):
         end = outcome.of_end(fate) if isinstance(fate, Entry) else fate
         if isinstance(end, Failure):
             self.aboard.settle(end)
-            self.tell(FlightCancelled) if end.kind is Kind.CANCELLED else self.tell(FlightFailed, duration=deadline.now() - began, error="ended early")
+            self.tell(FlightCancelled) if end.kind is Kind.CANCELLED else self.tell(
+                FlightFailed, duration=deadline.now() - began, error="ended early"
+            )
             return end
         if end is Answer.LOST:
             self.aboard.lost(self.lease.position)
@@ -228,5 +236,7 @@ def _checked(value: Any, key: str) -> Any:
         kind = type(value).__name__
         if not inspect.isasyncgen(value):
             value.close()
-        raise TypeError(f"the function of key {key!r} returned a {kind}, which cannot be shared: return a finished value (for async code, run it in the function)")
+        raise TypeError(
+            f"the function of key {key!r} returned a {kind}, which cannot be shared: return a finished value (for async code, run it in the function)"
+        )
     return value

@@ -6,12 +6,16 @@
 -- Returns {OWNER, token, log id, takeovers}  {INIT, last token} (the number is not above the log's last)  {REFUSED} (somebody else's turn)
 
 local board = read(KEYS[1], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'takeovers', 'ownerId', 'recent', 'continues')
-if board[1] ~= ARGV[1] then
-  return {REFUSED}
-elseif board[2] == 'RUNNING' then
+local lease, last = tonumber(ARGV[3]), last_flight(KEYS[2])
+if board[1] == ARGV[1] and board[2] == 'RUNNING' then
+  redis.call('PEXPIRE', KEYS[1], lease)
   return {OWNER, board[3], board[4], tonumber(board[5])}
+elseif not board[1] and last and last.nonce == ARGV[1] and not last.ended then
+  post(KEYS[1], last, lease, ARGV[5])
+  return {OWNER, last.token, last.id, tonumber(last.takeovers)}
+elseif board[1] ~= ARGV[1] then
+  return {REFUSED}
 end
-local last = last_flight(KEYS[2])
 if last and tonumber(last.token) >= tonumber(ARGV[2]) then
   return {INIT, last.token}
 end
@@ -19,4 +23,4 @@ local flight = {token = ARGV[2], nonce = ARGV[1], life = ARGV[4], takeovers = bo
 if board[8] and board[8] ~= '' then
   flight.continues = board[8]
 end
-return open(KEYS[1], KEYS[2], flight, tonumber(ARGV[3]), ARGV[5])
+return open(KEYS[1], KEYS[2], flight, lease, ARGV[5])
