@@ -227,12 +227,14 @@ def _is_plain(value: Any, levels: int) -> bool:
     """Return whether only JSON's own types are there, exactly: its encoder takes subclasses too."""
     kind = type(value)
     if kind is dict:
-        parts = value.values() if _TEXT.issuperset(map(type, value)) else (value,)
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        parts = value.values()
     elif kind is list:
         parts = value
     else:
         return kind in _JSON_LEAVES
-    for part in parts:
+    for part in parts:  # noqa: SIM110 - `all` would cost stack at each level
         if type(part) not in _JSON_LEAVES and not (levels and _is_plain(part, levels - 1)):
             return False
     return True
