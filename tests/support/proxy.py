@@ -94,7 +94,9 @@ class Link:
             self.client.shutdown(socket.SHUT_WR)
 
     def close(self, *, reset: bool = False) -> None:
-        """Close both sides, towards the client with a reset if asked."""
+        """Close both sides, towards the client with a reset if asked; the first call decides."""
+        if not self._proxy.forget(self):
+            return
         if reset:
             with contextlib.suppress(OSError):
                 linger = struct.pack("ii", 1, 0)
@@ -104,7 +106,6 @@ class Link:
             with contextlib.suppress(OSError):
                 side.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
             side.close()
-        self._proxy.forget(self)
 
 
 class Proxy:
@@ -235,10 +236,12 @@ class Proxy:
             self._closed.wait(self._delay)
         self._gate.wait()
 
-    def forget(self, link: Link) -> None:
-        """Note that ``link`` is closed."""
+    def forget(self, link: Link) -> bool:
+        """Note that ``link`` is closed; False if it was before."""
         with self._lock:
+            known = link in self._links
             self._links.discard(link)
+        return known
 
     # Inner works
 
