@@ -57,7 +57,7 @@ def same(value: Any, copy: Any) -> bool:
     if isinstance(value, dict):
         return same(list(value.items()), list(copy.items()))
     if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value)) == sorted(map(repr, copy))
+        return len(value) == len(copy) and all(any(same(one, other) for other in copy) for one in value)
     if isinstance(value, (str, bytes, int)):
         return bool(value == copy)
     return repr(value) == repr(copy)
@@ -311,7 +311,7 @@ def test_200_levels_come_back_even_in_a_thread_with_a_small_stack_and_more_are_r
     def encode() -> None:
         value = nested(199)
         done.append(codec.loads(codec.dumps(value)) == value)
-        for depth in (200, 100_000):
+        for depth in (200, 500):
             with pytest.raises(CodecError, match="nested too deeply"):
                 codec.dumps(nested(depth))
             done.append(True)
