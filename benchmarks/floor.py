@@ -28,15 +28,15 @@ PATIENCE = 30.0  # seconds until a benchmark whose partner died fails instead of
 
 def get(url: str, calls: int = 1_000) -> list[float]:
     """``GET`` of a value of 100 bytes."""
-    key = _name()
+    key = unique_name()
     with redis.Redis.from_url(url) as client:
         client.set(key, VALUE, ex=60)
-        return _timed(lambda: client.get(key), calls)
+        return timed(lambda: client.get(key), calls)
 
 
 def set_nx_set(url: str, calls: int = 500) -> list[float]:
     """``SET NX`` of a key that is not there, then ``SET`` of a value: a miss without any safety."""
-    names = iter([_name() for _ in range(calls + 1)])
+    names = iter([unique_name() for _ in range(calls + 1)])
     with redis.Redis.from_url(url) as client:
 
         def miss() -> None:
@@ -44,16 +44,16 @@ def set_nx_set(url: str, calls: int = 500) -> list[float]:
             client.set(key, b"1", nx=True, px=3_000)
             client.set(key + ":result", VALUE, px=5_000)
 
-        return _timed(miss, calls)
+        return timed(miss, calls)
 
 
 def wake_up(url: str, calls: int = 200) -> list[float]:
     """From before ``XADD`` in one process until ``XREAD`` in another has returned the value."""
-    stream = _name()
-    with redis.Redis.from_url(url) as client, _processes(1) as pool:
+    stream = unique_name()
+    with redis.Redis.from_url(url) as client, processes_together(1) as pool:
         reading = pool.submit(_read_all, url, stream, calls)
         for _ in range(calls):
-            _until_blocked(client, stream)
+            until_blocked(client, stream)
             client.xadd(stream, {"value": VALUE, "sent": repr(time.monotonic())})
         client.expire(stream, 60)
         return reading.result()
@@ -65,8 +65,8 @@ def herd(url: str, processes: int = 4, threads: int = 25, work: float = 0.1) -> 
     The bare design: ``SET NX`` elects the owner, one ``XREAD`` a process waits for it, one Event a
     thread hands the value on.
     """
-    keys = [_name(), _name()]  # the first round warms the processes up and is thrown away
-    with _processes(processes) as pool:
+    keys = [unique_name(), unique_name()]  # the first round warms the processes up and is thrown away
+    with processes_together(processes) as pool:
         joined = [pool.submit(_join_herds, url, keys, threads, work) for _ in range(processes)]
         return [seconds for one in joined for seconds in one.result()]
 
@@ -93,11 +93,13 @@ def event(threads: int = 300, work: float = 0.1) -> list[float]:
     return [at - end for at in woken]
 
 
-def _name() -> str:
+def unique_name() -> str:
+    """Return a key that nobody else uses."""
     return f"floor:{uuid.uuid4().hex}"
 
 
-def _timed(call: Callable[[], Any], calls: int) -> list[float]:
+def timed(call: Callable[[], Any], calls: int) -> list[float]:
+    """Return the seconds of each of many calls, after a first one that is not counted."""
     call()  # connects
     seconds = []
     for _ in range(calls):
@@ -107,17 +109,18 @@ def _timed(call: Callable[[], Any], calls: int) -> list[float]:
     return seconds
 
 
-_together: list[Barrier] = []  # in a process of a pool: where all its processes meet
+together: list[Barrier] = []  # in a process of a pool: where all its processes meet
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
+def processes_together(count: int) -> ProcessPoolExecutor:
+    """Return a pool whose processes can wait for each other, at ``together[0]``."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
     return ProcessPoolExecutor(count, context, initializer=_enter, initargs=(barrier,))
 
 
 def _enter(barrier: Barrier) -> None:
-    _together.append(barrier)
+    together.append(barrier)
 
 
 def _reader(url: str, name: str) -> redis.Redis:
@@ -125,7 +128,7 @@ def _reader(url: str, name: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=PATIENCE, client_name=name)
 
 
-def _until_blocked(client: redis.Redis, name: str) -> None:
+def until_blocked(client: redis.Redis, name: str) -> None:
     """Wait until the reader of this name is blocked inside the server."""
     deadline = time.monotonic() + PATIENCE
     while not any(c["name"] == name and "b" in c["flags"] for c in client.client_list()):
@@ -166,7 +169,7 @@ def _join_herd(client: redis.Redis, key: str, threads: int, work: float) -> list
     following = [threading.Thread(target=follow, args=(event,)) for event in events]
     for thread in following:
         thread.start()
-    _together[0].wait(PATIENCE)
+    together[0].wait(PATIENCE)
     end = _own_or_read(client, key, work)
     woken.append(time.monotonic())
     for event in events:
