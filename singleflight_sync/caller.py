@@ -1,4 +1,4 @@
-"""One call of ``run``, from the key to its value: in the key's room, as the room's leader at Redis, as owner or follower, in turns."""
+"""One call of ``run``, from the key to its value: in the key's room, at Redis, as owner or follower."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ class Caller:
             return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
         if not store.try_again():
             raise Unreachable(
-                f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
+                f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, "
+                f"and is left alone for {PAUSE:g} s"
             )
         try:
             return store.claim(self._names, asked, owner_id, nonce, unreadable=self._unreadable)

@@ -1,7 +1,8 @@
 """Connections of our own to the server that a URL or a ready client names.
 
-The settings come from the client that we are given (address, TLS, credentials, database); the timeouts, the protocol and the retries
-are ours. Connections are held on a stack without a limit: a heartbeat or a publication never queues behind a blocked follower.
+The settings come from the client that we are given (address, TLS, credentials, database); the timeouts, the
+protocol and the retries are ours. Connections are held on a stack without a limit: a heartbeat or a
+publication never queues behind a blocked follower.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Link:
         return self._connection.read_response(disable_decoding=True)
 
     def wait(self, timeout: float | None, *others: int) -> bool:
-        """Waits until a reply comes (True), or `timeout` seconds have passed, or one of the file descriptors `others` is ready."""
+        """Wait for a reply (True), for ``timeout`` seconds, or until a file descriptor of ``others`` is ready."""
         sock = self._connection._sock
         if sock is None:
             return True  # what reads next learns that the connection is gone

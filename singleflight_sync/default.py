@@ -33,7 +33,8 @@ class _Default:
                 )
             if self._made is not None:
                 raise ConfigurationError(
-                    f"singleflight_sync is configured at {place}, after its default group was used: do it before the first call"
+                    f"singleflight_sync is configured at {place}, after its default group was used: "
+                    f"do it before the first call"
                 )
             self._source, self._place = source, place
 
@@ -70,8 +71,9 @@ def configure(source: Any = None, /, **settings: Any) -> None:
     """Configure the default group, once and before its first use. Connects to nothing.
 
     Args:
-        source: a ready client of redis-py; or a callable that returns the settings below as a dict. It is asked at each call, and where
-            its answer has changed the group is built anew and the old one closed.
+        source: a ready client of redis-py; or a callable that returns the settings below as a dict. It is
+            asked at each call, and where its answer has changed the group is built anew and the old one
+            closed.
         **settings: as for `SingleFlight`: ``url``, ``namespace``, ``codec``, ``name`` and the options.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The follower's life: wait on the log, look again when the lease would end, and take the lead in turn when the owner is gone.
+"""The follower's life: wait on the log, look again at the lease's end, take the lead in turn.
 
-A follower writes nothing. It waits on one pending read of the log, timed by its own clock, and on the file descriptor of the owner's
-process where that runs on this host. What it knows: the flight that it follows, how long that one's lease lasts, whether it may
-take its outcome, and its place in the queue.
+A follower writes nothing. It waits on one pending read of the log, timed by its own clock, and on the file
+descriptor of the owner's process where that runs on this host. What it knows: the flight that it follows, how
+long that one's lease lasts, whether it may take its outcome, and its place in the queue.
 """
 
 from __future__ import annotations
@@ -71,15 +71,16 @@ class Follower:
         """Follow the flight that a claim or a look found."""
         self._lease_until = deadline.now() + answer.left + LATE
         self._turn_at = self._dead = None
+        if answer.place:
+            self._place, self._counted = answer.place, answer.token
         if self._lease and answer.token == self._token:
             return
         if answer.forgotten:
             self._entitled = self._entitled and answer.continues is not None and answer.continues == self._token
         else:
             self._entitled = True
-        self._token = self._counted = answer.token
+        self._token = answer.token
         self._lease = answer.lease
-        self._place = answer.place or self._place
         if self._reading is None:
             self._log_id = answer.log_id
         self._observe(answer.owner_id)
@@ -221,7 +222,7 @@ class Follower:
         self._watch = presence.watch(owner_id)
 
     def _delay(self) -> float:
-        """Queue order and jitter: the first of the queue claims, and its claim sends the others back to waiting before they try."""
+        """Seconds before a takeover: the first of the queue claims, which sends the others back to waiting."""
         if self._place <= 1:
             return 0.0
         return random.uniform(0.5, 1.0) * min(self._place * PLACE, self._options.takeover_jitter)  # noqa: S311 - no secret

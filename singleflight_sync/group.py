@@ -55,9 +55,9 @@ class Shared(Protocol[P, T_co]):
 
 
 class SingleFlight:
-    """A group of flights: one namespace on one server, with options in common. Thread-safe and fork-safe; connects at the first use.
+    """A group of flights: one namespace on one server, with options in common.
 
-    As a context manager it is closed at the end.
+    Thread-safe and fork-safe. Connects at the first use. As a context manager it is closed at the end.
     """
 
     def __init__(
@@ -74,14 +74,15 @@ class SingleFlight:
         """Make a group; nothing connects yet.
 
         Args:
-            client: a ready client of redis-py (``Redis``, ``RedisCluster``, Sentinel's ``master_for``), taken as it is.
-            url: instead of a client; without both, the environment's ``SINGLEFLIGHT_URL``, else the embedded server where it is
-                installed, else ``redis://127.0.0.1:6379/0``.
+            client: a ready client of redis-py (``Redis``, ``RedisCluster``, Sentinel's ``master_for``), taken
+                as it is.
+            url: instead of a client; without both, the environment's ``SINGLEFLIGHT_URL``, else the embedded
+                server where it is installed, else ``redis://127.0.0.1:6379/0``.
             namespace: prefix of all Redis keys.
             codec: how values become bytes; `JSONCodec` by default.
             name: the group's name in listings and metrics.
-            result_key: for caches: the Redis key under which the value of a key is stored, without its token; it then gives way to
-                what others have written there meanwhile.
+            result_key: for caches: the Redis key under which the value of a key is stored, without its token;
+                it then gives way to what others have written there meanwhile.
             **options: defaults of all calls, see `Options`. Times in seconds or as ``timedelta``.
 
         Raises:
@@ -121,8 +122,8 @@ class SingleFlight:
     def run(self, key: str, fn: Callable[[], T], **options: Unpack[RunOptions]) -> T:
         """Return ``fn()``, computed once for all who ask for ``key`` at the same time, in all processes.
 
-        ``fn`` runs in the caller's own thread and context, if at all. The owner gets its own object; every other caller one of its own
-        (``str``, ``bytes`` and numbers are handed out as they are).
+        ``fn`` runs in the caller's own thread and context, if at all. The owner gets its own object; every
+        other caller one of its own (``str``, ``bytes`` and numbers are handed out as they are).
 
         Args:
             key: any non-empty text.
@@ -135,7 +136,8 @@ class SingleFlight:
             FlightCancelledError: it was ended by `cancel`.
             TakeoverLimitError: it lost more owners than ``max_takeovers`` replaces.
             ReentrantFlightError: ``key`` was asked for inside its own flight.
-            CodecError: the value cannot be shared; in the caller that computed it, it stands on ``exc.value``.
+            CodecError: the value cannot be shared; in the caller that computed it, it stands on
+                ``exc.value``.
             StoreError: Redis is unreachable, under ``on_store_error="raise"``.
             OwnerFailedError: the owner's exception cannot be rebuilt here.
             ConfigurationError, TypeError: an argument cannot be used.
@@ -168,8 +170,8 @@ class SingleFlight:
 
         Args:
             function: the function, where the decorator is used without parentheses.
-            key: a template over the arguments' names (``"report:{report_id}"``), or a callable that takes the call's arguments; by
-                default the function's module, qualified name and typed arguments.
+            key: a template over the arguments' names (``"report:{report_id}"``), or a callable that takes the
+                call's arguments; by default the function's module, qualified name and typed arguments.
             **options: as for `run`.
 
         Raises:
@@ -211,7 +213,9 @@ class SingleFlight:
         return next(iter(self._infos([self._names(key).tag.encode()])[0]), None)
 
     def live(self) -> list[FlightInfo]:
-        """All live flights, oldest first. A flight enters the index by its heartbeat's first act, a quarter of a beat after its claim.
+        """All live flights, oldest first.
+
+        A flight enters the index by its heartbeat's first act, a quarter of a beat after its claim.
 
         Raises:
             StoreError: Redis is unreachable.
@@ -225,7 +229,9 @@ class SingleFlight:
         return sorted(infos, key=lambda info: -info.age)
 
     def cancel(self, key: str, fencing_token: int | None = None) -> bool:
-        """End the open flight of ``key`` now: everybody in it gets `FlightCancelledError`, and its function's cancel token fires.
+        """End the open flight of ``key`` now.
+
+        Everybody in it gets `FlightCancelledError`, and its function's cancel token fires.
 
         Args:
             key: the flight's key.
@@ -282,7 +288,10 @@ class SingleFlight:
         return self._observers.subscribe(callback)
 
     def close(self) -> None:
-        """Release the flights in the air (their callers get their own value) and close all connections. A later call connects anew."""
+        """Release the flights in the air, whose callers get their own value, and close all connections.
+
+        A later call connects anew.
+        """
         for place in [each for each in self._runtimes if each[0] == os.getpid()]:
             runtime = self._runtimes.pop(place)
             for lease in runtime.own.copy():
@@ -357,7 +366,8 @@ def _key_maker(function: object, key: object) -> Callable[[tuple[Any, ...], dict
         or inspect.isasyncgenfunction(function)
     ):
         raise TypeError(
-            f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, which cannot be shared"
+            f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, "
+            f"which cannot be shared"
         )
     if key is None:
         return key_of_call(function)
@@ -381,6 +391,7 @@ def _checked_codec(codec: Any) -> Codec:
         callable(getattr(codec, "dumps", None)) and callable(getattr(codec, "loads", None))
     ):
         raise ConfigurationError(
-            f"codec is {codec!r}: pass an object with dumps(value) -> bytes and loads(bytes) -> value, such as JSONCodec()"
+            f"codec is {codec!r}: pass an object with dumps(value) -> bytes and loads(bytes) -> value, "
+            f"such as JSONCodec()"
         )
     return codec  # type: ignore[no-any-return]

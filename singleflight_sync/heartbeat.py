@@ -1,7 +1,7 @@
 """The lease: an owner's right to its flight, and the loop that keeps it alive.
 
-Beats and publishing take one lock of the flight, so that no publication goes out under a token that a beat is just replacing, and
-no beat changes a flight whose end is being written.
+Beats and publishing take one lock of the flight, so that no publication goes out under a token that a beat is
+just replacing, and no beat changes a flight whose end is being written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Lease:
         hard: Deadline,
         crew: Crew,
     ) -> None:
-        """``store`` is None for a flight inside this process only; ``lease`` in seconds, longer than the option where nobody can beat."""
+        """``store`` is None for a flight inside this process; ``lease`` (seconds) is long where nobody can beat."""
         self.store = store
         self.names = names
         self.owner_id = owner_id
@@ -143,7 +143,11 @@ class Lease:
                 return
 
     def tend(self) -> float | None:
-        """Do what is due: end a flight that ran too long, or renew. Returns the seconds until the next time; None: the flight is over."""
+        """Do what is due: end a flight that ran too long, or renew.
+
+        Returns:
+            The seconds until the next time; None: the flight is over.
+        """
         if self.is_forked():
             return None
         with self._lock:
@@ -315,7 +319,7 @@ class Lease:
         return self._conclude(lambda store, right: store.fail(self.names, right, nonce, error, self._options.error_ttl))
 
     def release(self, *, counted: bool) -> None:
-        """End the flight without an outcome; never raises a `StoreError`: what cannot be said in time, the end of the lease says."""
+        """End the flight without an outcome. What Redis cannot be told, the end of the lease says."""
         if self.is_forked():
             return
         with self._lock:
@@ -372,7 +376,8 @@ class Lease:
                 self._stop(Answer.DONE)
             raise
         except BaseException as exc:
-            # Redis refuses the value, or we are interrupted: nothing is shared, and those who wait claim in turn.
+            # Redis refuses the value, or we are interrupted: nothing is shared, and those who wait claim in
+            # turn.
             self.release(counted=not isinstance(exc, StoreError))
             raise
         with self._lock:

@@ -1,6 +1,7 @@
 """The timer thread of a process: gives each flight its heartbeat thread once it has lived for a quarter of a beat.
 
-To start a thread costs about as much as a round trip to Redis. A short flight ends before the keeper finds it and never pays for one.
+To start a thread costs about as much as a round trip to Redis. A short flight ends before the keeper finds it
+and never pays for one.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def keeper() -> Keeper:
 
 
 def _threads_run() -> bool:
-    """UWSGI without threads starts them, but holds the interpreter between two requests, so that they cannot be relied on."""
+    """Whether threads can be relied on: without its flag, uWSGI holds the interpreter between two requests."""
     options = getattr(sys.modules.get("uwsgi"), "opt", None)
     return options is None or any(options.get(name) for name in ("enable-threads", "threads"))
 

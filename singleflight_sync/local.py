@@ -1,9 +1,10 @@
-"""Sharing inside one process: the threads that ask for one key share one conversation with Redis. Knows nothing of Redis.
+"""Sharing inside one process: the threads that ask for one key share one conversation with Redis.
 
-A room is the conversation about one key. The caller that opens it leads; who comes while it is open takes a seat and waits. The
-leader settles the room with an outcome, or hands the lead over. A room lives as long as its flight, not as its leader's call: the
-heartbeat may settle it, too. As in Go's ``x/sync/singleflight``, identity is checked before a room leaves the table, so that a room
-that was closed early never removes its successor.
+A room is the conversation about one key. The caller that opens it leads; who comes while it is open takes a
+seat and waits. The leader settles the room with an outcome, or hands the lead over. A room lives as long as
+its flight, not as its leader's call: the heartbeat may settle it, too. As in Go's ``x/sync/singleflight``,
+identity is checked before a room leaves the table, so that a room that was closed early never removes its
+successor.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Rooms(Generic[O, S]):
         return key in self._rooms
 
     def wait(self, seat: Seat[O, S], patience: Patience) -> O | None:
-        """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``. Who does not go on has to `leave`.
+        """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``.
+
+        Who does not go on after an error has to `leave`.
 
         Raises:
             WaitTimeoutError, FlightInterrupted: see `Patience.slice`.
@@ -92,7 +95,7 @@ class Rooms(Generic[O, S]):
         return seat.outcome
 
     def settle(self, seat: Seat[O, S], outcome: O) -> bool:
-        """The leader's: give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
+        """Give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
         with self._lock:
             room = seat.room
             if room is None or room.leader is not seat:
@@ -106,7 +109,10 @@ class Rooms(Generic[O, S]):
         return True
 
     def leave(self, seat: Seat[O, S]) -> None:
-        """Leave without an outcome. A leader's state goes to the next in the room, who leads then; without one, the room is closed."""
+        """Leave without an outcome.
+
+        A leader's state goes to the next in the room, who leads then; where there is none, the room is closed.
+        """
         with self._lock:
             room = seat.room
             if room is not None and seat in room.waiting:

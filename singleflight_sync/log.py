@@ -54,8 +54,9 @@ class Entry(NamedTuple):
 class Reading:
     """One pending read of a log, on a connection of its own. Used by one thread at a time.
 
-    The read has no end at the server, whose timer is up to 100 ms late: how long to wait is the client's affair, and after a
-    look elsewhere it goes on waiting on the same read. It reads behind a given id, so that no entry is missed.
+    The read has no end at the server, whose timer is up to 100 ms late: how long to wait is the client's
+    affair, and after a look elsewhere it goes on waiting on the same read. It reads behind a given id, so
+    that no entry is missed.
     """
 
     def __init__(self, server: Server, names: Names, log_id: bytes) -> None:
@@ -72,7 +73,7 @@ class Reading:
         self._ask()
 
     def wait(self, timeout: float | None, *others: int) -> bool:
-        """Wait until entries have come (True), ``timeout`` seconds are over, or one of the file descriptors ``others`` is ready."""
+        """Wait for entries (True), for ``timeout`` seconds, or until a file descriptor of ``others`` is ready."""
         return self._link is None or self._link.wait(timeout, *others)
 
     def entries(self) -> list[Entry]:

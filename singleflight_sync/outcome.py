@@ -44,7 +44,8 @@ class Failure(NamedTuple):
             )
         if self.kind is Kind.LIMIT:
             return TakeoverLimitError(
-                f"the flight of key {key!r} lost its owner {self.takeovers + 1} times: its function seems to kill the process that runs it. "
+                f"the flight of key {key!r} lost its owner {self.takeovers + 1} times: its function seems to kill "
+                f"the process that runs it. "
                 f"Look into the logs of its owners; newcomers get this error for 10 s"
             )
         return failures.rebuild(self.payload, key)
@@ -56,7 +57,8 @@ Outcome = Value | Failure
 def too_long(key: str, seconds: float | None, *, stalled: bool) -> HardTimeoutError:
     """The error of a flight whose function holds it for too long."""
     what = (
-        f"showed no checkpoint for stall_timeout={seconds:g} s: call cancel_token.checkpoint() more often, or raise stall_timeout"
+        f"showed no checkpoint for stall_timeout={seconds:g} s: call cancel_token.checkpoint() more often, "
+        f"or raise stall_timeout"
         if stalled
         else f"ran past hard_timeout={seconds:g} s: make its function faster, or raise hard_timeout"
     )

@@ -49,9 +49,12 @@ class Flight:
 
     @property
     def fencing_token(self) -> int:
-        """The flight's identity, ever increasing over all keys: pass it to a resource that must refuse an owner that was replaced.
+        """The flight's identity, ever increasing over all keys.
 
-        Read it at each use: after Redis lost its data, the flight goes on under a new one. 0 in a flight that no Redis knows of.
+        Pass it to a resource that must refuse an owner that was replaced.
+
+        Read it at each use: after Redis lost its data, the flight goes on under a new one. 0 in a flight that
+        no Redis knows of.
         """
         return self._lease.right.token
 
@@ -82,7 +85,8 @@ def check_entrance(scope: object, key: str) -> Flight | None:
     flight = _current.get()
     if flight is not None and flight.contains(scope, key):
         raise ReentrantFlightError(
-            f"key {key!r} was asked for inside its own flight, which would wait for itself: call the function directly there"
+            f"key {key!r} was asked for inside its own flight, which would wait for itself: "
+            f"call the function directly there"
         )
     return flight
 
@@ -165,8 +169,8 @@ class Owner(NamedTuple):
             ) from exc
         if len(payload) > self.options.max_bytes:
             raise CodecError(
-                f"the value of key {self.flight.key!r} has {len(payload)} bytes encoded, more than max_bytes={self.options.max_bytes}: "
-                f"return less, or raise max_bytes",
+                f"the value of key {self.flight.key!r} has {len(payload)} bytes encoded, more than "
+                f"max_bytes={self.options.max_bytes}: return less, or raise max_bytes",
                 value,
             )
         return payload
@@ -237,6 +241,7 @@ def _checked(value: Any, key: str) -> Any:
         if not inspect.isasyncgen(value):
             value.close()
         raise TypeError(
-            f"the function of key {key!r} returned a {kind}, which cannot be shared: return a finished value (for async code, run it in the function)"
+            f"the function of key {key!r} returned a {kind}, which cannot be shared: return a finished value "
+            f"(async code is run to its end inside the function)"
         )
     return value

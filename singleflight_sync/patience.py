@@ -21,7 +21,7 @@ class Patience:
     __slots__ = ("_deadline", "_key", "_outer", "_outer_key", "began", "error", "seconds")
 
     def __init__(self, key: str, seconds: float | None, outer: CancelToken | None = None, outer_key: str = "") -> None:
-        """``seconds`` as in ``wait_timeout``; ``outer``: the cancel token of the flight that the caller is running, if any."""
+        """``seconds`` as in ``wait_timeout``; ``outer``: the cancel token of the flight that the caller runs."""
         self._key = key
         self._deadline = Deadline(seconds)
         self._outer = outer
@@ -31,7 +31,10 @@ class Patience:
         self.error: WaitTimeoutError | None = None
 
     def slice(self, upto: float | None = None) -> float | None:
-        """How many seconds to wait now at most, before asking again; ``upto``: what there is to wait for comes by itself then.
+        """How many seconds to wait now at most, before asking again.
+
+        Args:
+            upto: After these seconds there is something to do anyway.
 
         Raises:
             WaitTimeoutError: the patience is over.
@@ -50,11 +53,14 @@ class Patience:
         """The error of a caller that gives up."""
         inside = f", from inside the flight of key {self._outer_key!r}" if self._outer is not None else ""
         if self.seconds == 0:
-            text = f"key {self._key!r} is being computed by somebody else{inside}, and wait_timeout=0 never waits: try later, or let it wait"
+            text = (
+                f"key {self._key!r} is being computed by somebody else{inside}, and wait_timeout=0 never waits: "
+                f"try later, or let it wait"
+            )
         else:
             text = (
-                f"no outcome for key {self._key!r} within wait_timeout={self.seconds:g} s{inside}: its owner is still computing. "
-                f"Raise wait_timeout, or lower hard_timeout to end such flights"
+                f"no outcome for key {self._key!r} within wait_timeout={self.seconds:g} s{inside}: its owner is "
+                f"still computing. Raise wait_timeout, or lower hard_timeout to end such flights"
             )
         self.error = WaitTimeoutError(text)
         return self.error

@@ -1,6 +1,7 @@
 """How a command goes out, and what its failure means.
 
-Retries are ours: every script is idempotent and may be sent again, but never for longer than its caller can wait.
+Retries are ours: every script is idempotent and may be sent again, but never for longer than its caller can
+wait.
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ def _talk(pool: Pool, link: Link, chunks: Sequence[bytes], size: int, replies: i
 def is_for_now(exc: Exception) -> bool:
     """Whether the server may do later what it refuses now."""
     return any(word in str(exc) for word in _FOR_NOW)
+
+
+def is_wrong_type(exc: BaseException | None) -> bool:
+    """Whether a key of ours holds something else, which must have been planted."""
+    return "WRONGTYPE" in str(exc)
 
 
 def translate(exc: Exception, operation: str, key: str) -> StoreError:

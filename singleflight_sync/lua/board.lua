@@ -5,7 +5,7 @@ local MARGIN_MS = 10000
 -- The next fencing token: above the last, above `floor`, and never behind the server's clock, so that neither lost data nor a
 -- promoted replica makes it go back.
 local function next_token(seq, floor)
-  local last = tonumber(read(seq, 'GET') or '') or 0
+  local last = token_of(read(seq, 'GET') or '') or 0
   local token = whole(math.max(last + 1, floor + 1, now_us()))
   redis.call('SET', seq, token)
   return token
@@ -17,7 +17,7 @@ local function post(meta, flight, lease, key)
   redis.call('DEL', meta)
   redis.call('HSET', meta, 'v', '1', 'status', 'RUNNING', 'key', key, 'ownerToken', flight.token, 'ownerId', flight.ownerId,
     'nonce', flight.nonce, 'startedAt', whole(ms_of(flight.id)), 'heartbeatAt', whole(now), 'expireAt', whole(now + lease),
-    'leaseMs', whole(lease), 'lifeMs', flight.life, 'followers', '0', 'takeovers', flight.takeovers, 'logId', flight.id)
+    'leaseMs', whole(lease), 'lifeMs', flight.life, 'followers', flight.followers or '0', 'takeovers', flight.takeovers, 'logId', flight.id)
   if flight.forgotten then
     redis.call('HSET', meta, 'forgotten', '1')
   end

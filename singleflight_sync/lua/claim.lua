@@ -12,6 +12,8 @@
 --       {OWNER, token, log id, takeovers}  {WAIT, token or '', lease left ms, log id, place, forgotten, owner id, continues, lease ms}
 --       {ENDED, fields}  {LAPSED} (only looked)  {REFUSED} (this nonce's flight is over)  {INIT}  {LOST} (cannot continue)
 
+local RECENT_BYTES = 1024 -- the nonces of the last flights, carried along so that a late copy of a claim is known
+
 local nonce = ARGV[1]
 local followed, since, counted, dead, unreadable, continues = ARGV[6] or '', ARGV[7] or '', ARGV[8] or '', ARGV[9] or '', ARGV[10] or '', ARGV[11] or ''
 
@@ -22,7 +24,9 @@ if followed ~= '' then
   end
 end
 
-if continues == '' then
+-- Where the value is not ours alone, somebody may have written one since this very claim was executed.
+local mine = ARGV[5] == '1' and nonce ~= '' and read(KEYS[2], 'HMGET', 'nonce')[1] == nonce
+if continues == '' and not mine then
   local stored = read(KEYS[1], 'GET')
   if stored and unreadable ~= '' and redis.sha1hex(stored) == unreadable then
     redis.call('DEL', KEYS[1])
@@ -34,21 +38,23 @@ end
 local lease, life, most, failures = string.match(ARGV[2], '^(%d+) (%d+) (%d+) (%d)$')
 lease = tonumber(lease)
 
-local board = read(KEYS[2], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'forgotten', 'ownerId', 'continues', 'leaseMs', 'lifeMs', 'takeovers')
+local board = read(KEYS[2], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'forgotten', 'ownerId', 'continues', 'leaseMs', 'followers', 'takeovers')
 local left = redis.call('PTTL', KEYS[2])
-if left == -1 or (left >= 0 and not (board[1] and board[2] and board[8])) or (nonce ~= '' and dead ~= '' and board[3] == dead) then
+local lives = board[1] and board[2] and tonumber(board[8]) and count_of(board[9]) == tonumber(board[9])
+if left == -1 or (left >= 0 and not lives) or (nonce ~= '' and dead ~= '' and board[3] == dead) then
   redis.call('DEL', KEYS[2]) -- planted, or its owner's process is gone
   board, left = {}, -2
 end
 
 if left >= 0 then
+  left = math.max(left, 1) -- a PEXPIRE of 0 would end it
   if board[1] == nonce then
     if board[2] == 'INIT' then
       return {INIT}
     end
     redis.call('PEXPIRE', KEYS[2], lease)
     redis.call('PEXPIRE', KEYS[3], life)
-    return {OWNER, board[3], board[4], tonumber(board[10])}
+    return {OWNER, board[3], board[4], count_of(board[10])}
   elseif continues ~= '' then
     return {LOST}
   end
@@ -78,13 +84,13 @@ if last then
   elseif continues ~= '' then
     return {LOST}
   end
-  flight.recent = string.sub(last.nonce .. ' ' .. last.recent, 1, 512)
+  flight.recent = string.sub(last.nonce .. ' ' .. last.recent, 1, RECENT_BYTES)
   if string.find(flight.recent, nonce, 1, true) then
     return {REFUSED}
   end
   local takeovers, ended = tonumber(last.takeovers), last.ended
-  if ended and ended.event == 'failed' and not last.forgotten and (failures == '1' or ended.limit)
-      and now_ms() < ms_of(ended.id) + tonumber(ended.keep or '0') then
+  if ended and ended.event == 'failed' and not ended.dropped and (failures == '1' or ended.limit)
+      and now_ms() < ms_of(ended.id) + count_of(ended.keep) then
     return {ENDED, ended.raw}
   elseif not ended or ended.counted == '1' then
     takeovers = takeovers + 1
@@ -104,7 +110,7 @@ if continues ~= '' then
 end
 
 if KEYS[4] then
-  flight.token = next_token(KEYS[4], last and tonumber(last.token) or 0)
+  flight.token = next_token(KEYS[4], last and token_of(last.token) or 0)
   return open(KEYS[2], KEYS[3], flight, lease, ARGV[4])
 end
 redis.call('HSET', KEYS[2], 'v', '1', 'status', 'INIT', 'nonce', nonce, 'ownerId', flight.ownerId, 'key', ARGV[4], 'leaseMs', whole(lease),

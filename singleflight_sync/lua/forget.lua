@@ -14,9 +14,9 @@ local board = read(KEYS[1], 'HMGET', 'ownerToken', 'lifeMs', 'status', 'forgotte
 local last = last_flight(KEYS[3])
 local open
 if board[1] then
-  open = {token = board[1], life = board[2], forgotten = board[4], live = true}
-elseif not board[3] and last and not last.ended then
-  open = last
+  open = {token = board[1], life = board[2] or last and last.life or '20000', forgotten = board[4], live = true}
+elseif last and not last.ended then
+  open = last -- lapsed; somebody else's claim that waits for its number (INIT) does not end it
 end
 if open and not meant(open.token) then
   open = nil
@@ -32,13 +32,13 @@ if stored then
 end
 
 local ended = last and last.ended
-local kept = ended and ended.event == 'failed' and not last.forgotten and meant(last.token)
-  and now_ms() < ms_of(ended.id) + tonumber(ended.keep or '0')
+local kept = ended and ended.event == 'failed' and not ended.dropped and meant(last.token)
+  and now_ms() < ms_of(ended.id) + count_of(ended.keep)
 local marked = open or (kept and last)
 if marked then
   found = 1
   redis.call('PEXPIRE', KEYS[3], marked.life) -- needs no memory, and so lets the rest through when memory is full
-  if not marked.forgotten then
+  if kept or not marked.forgotten then
     if marked.live then
       redis.call('HSET', KEYS[1], 'forgotten', '1')
     end

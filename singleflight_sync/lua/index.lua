@@ -6,6 +6,7 @@
 -- Returns nothing.
 
 local lease, now = tonumber(ARGV[2]), now_ms()
+read(KEYS[1], 'ZCARD')
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. whole(now))
 redis.call('ZADD', KEYS[1], whole(now + lease), ARGV[1])
 if redis.call('PTTL', KEYS[1]) < lease + 10000 then

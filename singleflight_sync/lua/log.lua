@@ -23,6 +23,16 @@ local function ms_of(id)
   return tonumber(string.match(id, '^%d+'))
 end
 
+-- A fencing token of ours, or nil for what was planted: beyond 2^53 two tokens in a row would be the same number.
+local function token_of(text)
+  local number = string.match(text or '', '^%d+$') and tonumber(text)
+  return number and number < 9007199254740992 and number or nil
+end
+
+local function count_of(text)
+  return tonumber(string.match(text or '', '^%d+$') or 0)
+end
+
 local function fields_of(entry)
   local fields = {}
   for i = 1, #entry[2], 2 do
@@ -46,21 +56,28 @@ local function read(key, command, ...)
 end
 
 -- The log's last flight: the fields of its `claimed` entry, with `ended` (the fields of its end) and `forgotten`.
+-- A field that another release does not write has the value that claims least.
 local function last_flight(stream)
   local ends, forgotten, upper = {}, {}, '+'
   while true do
     local page = read(stream, 'XREVRANGE', upper, '-', 'COUNT', 2)
     for _, entry in ipairs(page) do
       local fields = fields_of(entry)
-      local token = fields.token or ''
-      if fields.event == 'claimed' then
+      local token = fields.token
+      if not token_of(token) then
+        -- not ours
+      elseif fields.event == 'claimed' then
         fields.ended = ends[token]
         fields.forgotten = forgotten[token] or fields.continues ~= nil
+        fields.life = whole(math.max(1, count_of(fields.life)))
+        fields.takeovers = whole(count_of(fields.takeovers))
+        fields.nonce, fields.recent, fields.ownerId = fields.nonce or '', fields.recent or '', fields.ownerId or ''
         return fields
       elseif fields.event == 'forgotten' then
         forgotten[token] = true
-      elseif ENDS[fields.event] then
-        ends[token] = ends[token] or fields
+      elseif ENDS[fields.event] and not ends[token] then
+        fields.dropped = forgotten[token] -- by a `forget` after the end
+        ends[token] = fields
       end
     end
     if #page < 2 then
