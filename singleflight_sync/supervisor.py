@@ -36,7 +36,7 @@ OPTIONS = {
 def listens(path: str) -> bool:
     """Whether a server listens at ``path``; a busy or stopped one does, a stale socket file does not."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+        probe.setblocking(False)
         try:
             probe.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
