@@ -37,7 +37,8 @@ from singleflight_sync.events import (
 from singleflight_sync.group import SingleFlight
 from singleflight_sync.group import decorator as _decorator
 from singleflight_sync.info import FlightInfo
-from singleflight_sync.owner import Flight, current_flight
+from singleflight_sync.options import RunOptions
+from singleflight_sync.owner import Flight, Unshared, current_flight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from singleflight_sync.events import Callback
     from singleflight_sync.group import Shared
-    from singleflight_sync.options import RunOptions
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -79,11 +79,13 @@ __all__ = [
     "PickleCodec",
     "ReentrantFlightError",
     "ResultHit",
+    "RunOptions",
     "SingleFlight",
     "SingleFlightError",
     "StoreError",
     "StoreFailed",
     "TakeoverLimitError",
+    "Unshared",
     "WaitTimedOut",
     "WaitTimeoutError",
     "cancel",

@@ -23,7 +23,7 @@ from singleflight_sync.heartbeat import Lease
 from singleflight_sync.local import Seat
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
-from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance
+from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance, own_value
 from singleflight_sync.patience import Patience
 from singleflight_sync.store import PAUSE, Answer, Owned, Stored, Waiting, new_nonce, terms
 from singleflight_sync.wire import Unreachable, persist
@@ -151,7 +151,7 @@ class Caller:
             logger.warning(
                 "the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc
             )
-            return Landed(self._function())
+            return Landed(own_value(self._function()))
 
     def _lead(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
         """Hold the room's conversation with Redis. However that ends, the room is settled or somebody else leads it."""
@@ -232,7 +232,7 @@ class Caller:
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
             if self._unreadable:  # once more: somebody with another codec is at it
                 self._rooms.leave(seat)
-                return Landed(self._function())
+                return Landed(own_value(self._function()))
             self._unreadable = stored.raw
             return None
         self._token = stored.token

@@ -27,6 +27,8 @@ class _Default:
 
     def configure(self, source: Callable[[], Answer], place: str) -> None:
         with self._lock():
+            if self._place is not None and source is self._source:
+                return  # the same once more: a framework that sets itself up twice
             if self._place is not None:
                 raise ConfigurationError(
                     f"singleflight_sync was configured at {self._place}, and now again at {place}: do it once"

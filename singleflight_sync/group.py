@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from singleflight_sync import connect, presence, urls
 from singleflight_sync.caller import Caller
@@ -17,10 +17,11 @@ from singleflight_sync.info import FlightInfo
 from singleflight_sync.keys import Namespace, key_from_template, key_of_call
 from singleflight_sync.options import Options
 from singleflight_sync.runtime import Runtime, shared
-from singleflight_sync.store import Store
+from singleflight_sync.owner import own_value
+from singleflight_sync.store import Forgotten, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
@@ -143,19 +144,16 @@ class SingleFlight:
             ConfigurationError, TypeError: an argument cannot be used.
             Exception: what the owner's ``fn`` raised.
         """
+        endless = self._result_key is not None and options.get("ttl", 0) is None
+        if endless:
+            del options["ttl"]
         chosen = self.options.changed(**options)
-        return self._obtain(key, fn, chosen, chosen.ttl)
-
-    def _obtain(self, key: str, fn: Callable[[], T], options: Options, ttl: float | None) -> T:
         if not callable(fn):
-            raise TypeError(
-                f"fn is a {type(fn).__name__}: pass a function that takes no argument, such as lambda: build(42)"
-            )
+            raise TypeError(f"fn is a {type(fn).__name__}: pass a function without arguments, such as lambda: build(42)")
         names = self._names(key)
-        if mode == "plain" or not options.is_enabled():
-            return fn()
-        value: T = Caller(self._runtime(), names, fn, options, ttl).obtain()
-        return value
+        if mode == "plain" or not chosen.is_enabled():
+            return cast("T", own_value(fn()))
+        return cast("T", Caller(self._runtime(), names, fn, chosen, None if endless else chosen.ttl).obtain())
 
     @overload
     def single_flight(self, function: Callable[P, T], /) -> Shared[P, T]: ...
@@ -247,10 +245,10 @@ class SingleFlight:
         token = None if store is None else store.cancel(names, fencing_token)
         if token is None:
             return False
-        here = self._runtime().shared
-        here.rooms.close_key(key)
-        for lease in [each for each in here.leases.copy() if each.names.key == key]:
-            lease.cancelled(token)
+        self.part(key)
+        for lease in self._runtime().shared.leases.copy():
+            if lease.names.key == key:
+                lease.cancelled(token)
         return True
 
     def forget(self, key: str, fencing_token: int | None = None) -> bool:
@@ -268,16 +266,53 @@ class SingleFlight:
         Raises:
             StoreError: Redis is unreachable.
         """
-        names, store = self._names(key), self._store()
+        (found,) = self._forgotten([key], fencing_token)
+        return found.stored or found.other
+
+    def forget_many(self, keys: Sequence[str]) -> list[bool]:
+        """Forget several keys in one round trip.
+
+        Returns:
+            For each key whether a stored result was there.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        return [found.stored for found in self._forgotten(keys, None)] if keys else []
+
+    def _forgotten(self, keys: Sequence[str], token: int | None) -> list[Forgotten]:
+        every, store = [self._names(key) for key in keys], self._store()
         if store is None:
-            return False
-        found, token = store.forget(names, fencing_token)
-        here = self._runtime().shared
-        here.rooms.close_key(key)
-        if token is not None:
-            for lease in [each for each in here.leases.copy() if each.names.key == key]:
-                lease.forgotten(token)
+            return [Forgotten(stored=False, other=False, token=None) for _ in keys]
+        try:
+            found = store.forget(every, token)
+        finally:
+            self.part(*keys)  # not before: a caller between the two would join what is being forgotten
+        for lease in self._runtime().shared.leases.copy():
+            for names, each in zip(every, found, strict=True):
+                if each.token is not None and lease.names.key == names.key:
+                    lease.forgotten(each.token)
         return found
+
+    # -- for those who build on flights
+
+    def is_enabled(self) -> bool:
+        """Whether `run` shares at all: the option ``enabled``, and whether `singleflight_sync.testing` says otherwise."""
+        return mode != "plain" and self.options.is_enabled()
+
+    def is_open(self, key: str) -> bool:
+        """Whether a caller of ``key`` would join callers of this process now. Asks nobody."""
+        runtime = self._runtimes.get((os.getpid(), mode))
+        return runtime is not None and runtime.shared.rooms.is_open(key)
+
+    def part(self, *keys: str) -> None:
+        """Later callers of these keys (of all, without any) join no flight that is in the air in this process.
+
+        Those who are in one stay in it. Asks nobody and never fails.
+        """
+        runtime = self._runtimes.get((os.getpid(), mode))
+        if runtime is not None:
+            runtime.shared.rooms.close_keys(keys)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Have ``callback`` called with each event of this group, in the thread in which it happens.

@@ -13,6 +13,8 @@ import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from singleflight_sync.patience import Patience
 
 
@@ -137,10 +139,11 @@ class Rooms(Generic[O, S]):
             if seat.room is not None:
                 self._remove(seat.room)
 
-    def close_key(self, key: str) -> None:
-        """The same, by key."""
+    def close_keys(self, keys: Sequence[str]) -> None:
+        """Do the same by key; without any, to all rooms."""
         with self._lock:
-            self._rooms.pop(key, None)
+            for key in keys or list(self._rooms):
+                self._rooms.pop(key, None)
 
     def _end(self, room: Room[O, S]) -> None:
         room.leader = None

@@ -91,6 +91,20 @@ def check_entrance(scope: object, key: str) -> Flight | None:
     return flight
 
 
+class Unshared(NamedTuple):
+    """What a function returns whose value is for its own caller alone.
+
+    The flight ends without an outcome: nothing is stored, and those who wait claim in turn.
+    """
+
+    value: Any
+
+
+def own_value(value: Any) -> Any:
+    """What a function returned, for the caller that called it directly."""
+    return value.value if isinstance(value, Unshared) else value
+
+
 class Landed(NamedTuple):
     """The caller has its value."""
 
@@ -151,6 +165,10 @@ class Owner(NamedTuple):
             return self._interrupted()
         except Exception as exc:
             return self._failed(exc, began)
+        if isinstance(value, Unshared):
+            self.lease.release(counted=False)
+            self.aboard.vacate()
+            return Landed(value.value)
         try:
             payload = self._encoded(value)
         except CodecError as exc:

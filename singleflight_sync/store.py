@@ -18,7 +18,7 @@ from singleflight_sync import deadline, wire
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry, Reading, number
-from singleflight_sync.wire import ERRORS, Unreachable, bulk, command
+from singleflight_sync.wire import ERRORS, Command, Unreachable, bulk, command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +97,14 @@ class Right(NamedTuple):
     life_ms: int
 
 
+class Forgotten(NamedTuple):
+    """What `Store.forget` found: a stored value, a kept failure or an open flight, and the token of the latter."""
+
+    stored: bool
+    other: bool
+    token: int | None
+
+
 Fate = Entry | Answer
 """What became of a flight that is not open any more: its end, ``LOST`` or ``GONE``; ``DONE`` where it was open."""
 
@@ -108,9 +116,10 @@ class _Script:
         text = _read(name)
         header = next((line for line in text.splitlines() if line.startswith("-- prelude:")), "-- prelude:")
         source = "\n".join([*(_read(each) for each in header.split(":")[1].split()), text]).encode()
-        self.name = name
-        self.by_source = bulk(b"EVAL", source)
-        self.by_digest = bulk(b"EVALSHA", hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+        self.source = (b"EVAL", source)
+        self.digest = (b"EVALSHA", hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
+        self.by_source = bulk(*self.source)
+        self.by_digest = bulk(*self.digest)
 
 
 def _read(name: str) -> str:
@@ -271,12 +280,25 @@ class Store:
         reply = self._run("cancel", names, [names.meta, names.stream], _text(token), new_nonce(), patience=PATIENCE)
         return number(reply)
 
-    def forget(self, names: Names, token: int | None) -> tuple[bool, int | None]:
-        """Drop the result and mark the open flight; returns whether there was any of it, and the flight's token."""
-        found, marked = self._run(
-            "forget", names, [names.meta, names.result, names.stream], _text(token), self._bare, patience=PATIENCE
-        )
-        return bool(found), number(marked)
+    def forget(self, every: Sequence[Names], token: int | None) -> list[Forgotten]:
+        """Drop the results of some keys and mark their open flights, in one round trip per server."""
+        script = _script("forget")
+
+        def attempt() -> list[Forgotten]:
+            replies = self._pipeline([self._forgetting(script.digest, names, token) for names in every], "forget")
+            for place, names in enumerate(every):
+                if isinstance(replies[place], NoScriptError):
+                    (replies[place],) = self._pipeline([self._forgetting(script.source, names, token)], "forget")
+            for reply, names in zip(replies, every, strict=True):
+                if isinstance(reply, Exception):
+                    raise wire.translate(reply, "forget", names.key) from reply
+            return [Forgotten(bool(stored), bool(other), number(marked)) for stored, other, marked in replies]
+
+        return wire.persist(attempt, PATIENCE)
+
+    def _forgetting(self, script: tuple[bytes, bytes], names: Names, token: int | None) -> Command:
+        keys = (names.meta, names.result, names.stream)
+        return names.meta, (*script, b"3", *keys, _text(token), self._bare)
 
     def fetch(self, names: Names) -> Stored | None:
         """The fresh result."""
@@ -385,12 +407,12 @@ class Store:
         except ERRORS:
             pass  # the next attempt says what is wrong
 
-    def _pipeline(self, commands: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> list[Any]:
+    def _pipeline(self, commands: Sequence[Command], operation: str = "list the live flights") -> list[Any]:
         """Many commands, each with the key that says where it goes; an error stands in the place of its reply."""
         try:
             return wire.pipeline(self.server, commands)
         except ERRORS as exc:
-            raise wire.translate(exc, "list the live flights", "") from exc
+            raise wire.translate(exc, operation, "") from exc
 
     def _stored(self, raw: bytes) -> Stored:
         if self._bare == b"1":

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from singleflight_sync.connect import Link, Pool, Server
 
 T = TypeVar("T")
+Command = tuple[bytes, tuple[bytes, ...]]
+"""A key that says where a command goes, and its parts."""
 
 _REDIRECTS = 5
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -167,8 +169,8 @@ ERRORS = (RedisError, OSError)
 """What can come out of an exchange."""
 
 
-def pipeline(server: Server, commands: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> list[Any]:
-    """Many read commands, each with the key that says where it goes: one round trip per server.
+def pipeline(server: Server, commands: Sequence[Command]) -> list[Any]:
+    """Many commands, each with the key that says where it goes: one round trip per server.
 
     Returns:
         The replies in order; an error that the server answered stands in the place of its reply.

@@ -3,7 +3,7 @@
 --
 -- KEYS  1 meta  2 result  3 stream
 -- ARGV  1 token of the flight that is meant, '' = whichever  2 "1" = a stored value carries no token
--- Returns {1 if a result, a kept failure or an open flight was there, token of the open flight that is marked, or ''}
+-- Returns {1 if a result was there, 1 if a kept failure or an open flight was there, token of the open flight, or ''}
 
 local wanted, bare = ARGV[1], ARGV[2] == '1'
 local function meant(token)
@@ -22,13 +22,13 @@ if open and not meant(open.token) then
   open = nil
 end
 
-local found = 0
+local found = {0, 0, open and open.token or ''}
 local stored = wanted == '' or (bare and open ~= nil)
 if not stored and not bare then
   stored = string.match(read(KEYS[2], 'GETRANGE', 0, 31), '^(%d+):') == wanted
 end
 if stored then
-  found = redis.call('DEL', KEYS[2])
+  found[1] = redis.call('DEL', KEYS[2])
 end
 
 local ended = last and last.ended
@@ -36,7 +36,7 @@ local kept = ended and ended.event == 'failed' and not ended.dropped and meant(l
   and now_ms() < ms_of(ended.id) + count_of(ended.keep)
 local marked = open or (kept and last)
 if marked then
-  found = 1
+  found[2] = 1
   redis.call('PEXPIRE', KEYS[3], marked.life) -- needs no memory, and so lets the rest through when memory is full
   if kept or not marked.forgotten then
     if marked.live then
@@ -46,4 +46,4 @@ if marked then
     redis.call('PEXPIRE', KEYS[3], marked.life)
   end
 end
-return {found, open and open.token or ''}
+return found

@@ -22,12 +22,12 @@ end
 local stored = ttl ~= 0 and not flight.forgotten
 if stored and bare then
   if ttl > 0 then
-    redis.call('SET', KEYS[2], value, 'NX', 'PX', ttl)
+    redis.call('SET', KEYS[2], value, 'NX', 'PX', ARGV[5])
   else
     redis.call('SET', KEYS[2], value, 'NX')
   end
 elseif stored then
-  redis.call('SET', KEYS[2], ARGV[1] .. ':' .. value, 'PX', ttl)
+  redis.call('SET', KEYS[2], ARGV[1] .. ':' .. value, 'PX', ARGV[5])
 end
 -- The value rides in the entry: one wake-up, no second round trip. A large one is fetched, if it stays long enough to be found.
 if stored and not bare and #value > RIDES_BYTES and ttl >= RIDES_MS then
