@@ -25,8 +25,8 @@ from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance, own_value
 from singleflight_sync.patience import Patience
-from singleflight_sync.store import PAUSE, Answer, Owned, Stored, Waiting, new_nonce, terms
-from singleflight_sync.wire import Unreachable, persist
+from singleflight_sync.store import Answer, Owned, Stored, Waiting, new_nonce, terms
+from singleflight_sync.wire import persist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,13 +130,18 @@ class Caller:
     def _glance(self, seat: Seat[Outcome, Follower]) -> Landed:
         """``wait_timeout=0``, and somebody is at it: a fresh result, or nothing."""
         self._rooms.leave(seat)
-        store = self._runtime.store
-        stored = None if store is None or store.paused else store.fetch(self._names)
+        store, names = self._runtime.store, self._names
+        try:
+            stored = None if store is None else store.first(names.key, lambda: store.fetch(names))
+        except StoreError:
+            if self._options.on_store_error == "raise":
+                raise
+            stored = None
         if stored is None:
             raise self._patience.over()
         try:
             return Landed(self._runtime.codec.loads(stored.value))
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises, these bytes are a miss
             raise self._patience.over() from exc
 
     def _taken(self, result: Outcome) -> Landed | Failure:
@@ -213,16 +218,10 @@ class Caller:
         if follower is not None:
             position = follower.position
             return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
-        if not store.try_again():
-            raise Unreachable(
-                f"cannot claim key {self._names.key!r}: Redis could not be reached a moment ago, "
-                f"and is left alone for {PAUSE:g} s"
-            )
-        try:
-            return store.claim(self._names, asked, owner_id, nonce, unreadable=self._unreadable)
-        except Unreachable:
-            store.pause()
-            raise
+        unreadable = self._unreadable
+        return store.first(
+            self._names.key, lambda: store.claim(self._names, asked, owner_id, nonce, unreadable=unreadable)
+        )
 
     def _read(self, seat: Seat[Outcome, Follower], stored: Stored) -> Landed | None:
         """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""

@@ -149,7 +149,9 @@ class SingleFlight:
             del options["ttl"]
         chosen = self.options.changed(**options)
         if not callable(fn):
-            raise TypeError(f"fn is a {type(fn).__name__}: pass a function without arguments, such as lambda: build(42)")
+            raise TypeError(
+                f"fn is a {type(fn).__name__}: pass a function without arguments, such as lambda: build(42)"
+            )
         names = self._names(key)
         if mode == "plain" or not chosen.is_enabled():
             return cast("T", own_value(fn()))
@@ -183,12 +185,11 @@ class SingleFlight:
         Raises:
             StoreError: Redis is unreachable, under ``on_store_error="raise"``.
         """
-        names = self._names(key)
-        store = None if mode == "plain" else self._runtime().store
-        if store is None or not store.try_again():
+        names, store = self._names(key), self._store()
+        if store is None:
             return default
         try:
-            stored = store.fetch(names)
+            stored = store.first(key, lambda: store.fetch(names))
         except StoreError as exc:
             self._observers.emit(StoreFailed(key, self.name, None, "get", str(exc)))
             if self.options.on_store_error == "raise":
@@ -196,7 +197,7 @@ class SingleFlight:
             return default
         try:
             return default if stored is None else self._codec.loads(stored.value)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises, these bytes are a miss
             logger.warning("the result of key %r cannot be read: %s", key, exc)
             return default
 

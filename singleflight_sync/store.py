@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
@@ -21,10 +21,12 @@ from singleflight_sync.log import Entry, Reading, number
 from singleflight_sync.wire import ERRORS, Command, Unreachable, bulk, command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from singleflight_sync.connect import Server
     from singleflight_sync.keys import Names, Namespace
+
+T = TypeVar("T")
 
 PAUSE = 5.0
 """How many seconds a process leaves an unreachable Redis alone."""
@@ -347,23 +349,28 @@ class Store:
 
     # -- how it is sent
 
-    @property
-    def paused(self) -> bool:
-        """Whether this process leaves Redis alone, after it could not be reached."""
-        return deadline.now() < self._paused_until
+    def first(self, key: str, attempt: Callable[[], T]) -> T:
+        """Ask Redis for something new. A dead one costs about one time-out, and then a pause, not one per call.
 
-    def pause(self) -> None:
-        """Leave Redis alone for a while."""
+        After the pause one caller tries, and the others go on as before until it has an answer.
+
+        Raises:
+            StoreError: Redis refused, was not reached by one attempt, or is left alone.
+        """
+        if self._paused_until:
+            if deadline.now() < self._paused_until:
+                raise Unreachable(
+                    f"cannot ask for key {key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
+                )
+            self._pause()
+        try:
+            return attempt()
+        except Unreachable:
+            self._pause()
+            raise
+
+    def _pause(self) -> None:
         self._paused_until = deadline.now() + PAUSE
-
-    def try_again(self) -> bool:
-        """Whether to ask Redis for something new. After a pause one caller tries, and the others go on as before."""
-        if not self._paused_until:
-            return True
-        if self.paused:
-            return False
-        self.pause()
-        return True
 
     def close(self) -> None:
         self.server.close()
@@ -471,7 +478,9 @@ def _claimed(reply: list[Any]) -> Owned | Waiting | Entry | Answer:
     return _ended(reply) if answer is Answer.ENDED else answer
 
 
-def _fate(reply: list[Any]) -> Fate:
+def _fate(reply: list[Any] | int) -> Fate:
+    if isinstance(reply, int):
+        return Answer(reply)
     return _ended(reply) if reply[0] == Answer.ENDED else Answer(reply[0])
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from singleflight_sync import embedded
@@ -18,7 +20,12 @@ from singleflight_sync.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LIMITS: dict[str, Any] = {"socket_timeout": ANSWER_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
+_LIMITS: dict[str, Any] = {
+    "socket_timeout": ANSWER_TIMEOUT,
+    "socket_connect_timeout": CONNECT_TIMEOUT,
+    "retry": Retry(NoBackoff(), 0),
+}
+"""For what redis-py asks by itself: where the primary is, and which node holds which slots."""
 
 
 def default_url() -> str:

@@ -28,6 +28,7 @@ Command = tuple[bytes, tuple[bytes, ...]]
 _REDIRECTS = 5
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _COPIED_BYTES = 65536
+_LONGEST_TEXT = 300
 
 # What a server says that cannot serve now, but may soon; by itself, or inside the error of a script.
 _FOR_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED", "BUSY ")
@@ -142,8 +143,9 @@ def translate(exc: Exception, operation: str, key: str) -> StoreError:
             "check that the server is up and can be reached from here" if passing else "the server refused the command"
         )
     about = f" for key {key!r}" if key else ""
+    text = str(exc).partition(" : ")[0][:_LONGEST_TEXT]  # behind that, Sentinel's errors show whole clients
     error = (Unreachable if passing else StoreError)(
-        f"cannot {operation}{about}: {remedy} ({type(exc).__name__}: {exc})"
+        f"cannot {operation}{about}: {remedy} ({type(exc).__name__}: {text})"
     )
     if isinstance(error, Unreachable):
         error.answered = answered
@@ -156,6 +158,11 @@ def persist(attempt: Callable[[], T], seconds: float) -> T:
     Raises:
         StoreError: the last one.
     """
+    try:
+        return attempt()  # the common case, without the machinery
+    except Unreachable:
+        if seconds <= 0:
+            raise
     retrying = Retrying(
         retry=retry_if_exception_type(Unreachable),
         stop=stop_after_delay(seconds),
@@ -165,7 +172,7 @@ def persist(attempt: Callable[[], T], seconds: float) -> T:
     return retrying(attempt)
 
 
-ERRORS = (RedisError, OSError)
+ERRORS = (RedisError, RedisClusterException, OSError, UnicodeError)
 """What can come out of an exchange."""
 
 

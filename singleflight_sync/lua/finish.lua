@@ -4,13 +4,13 @@
 -- KEYS  1 meta  2 stream
 -- ARGV  1 token  2 log id of its claim  3 nonce of this call  4 life of the log ms  5 event
 --       6 failed: ms for which newcomers get the failure; released: 1 = counts as a takeover  7 failed: the failure
--- Returns {DONE}  {ENDED, fields} (the flight has another end)  {LOST}  {GONE}
+-- Returns DONE  {ENDED, fields} (the flight has another end)  {LOST}  {GONE}
 
 local flight = open_flight(KEYS[1], KEYS[2], ARGV[1])
 if not flight then
   local ended = end_of(KEYS[2], ARGV[1], ARGV[2])
   if ended and ended.nonce == ARGV[3] then
-    return {DONE}
+    return DONE
   end
   return fate(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
 end
@@ -24,4 +24,4 @@ else
   redis.call('XADD', KEYS[2], '*', 'event', 'released', 'token', ARGV[1], 'nonce', ARGV[3], 'counted', ARGV[6])
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
-return {DONE}
+return DONE

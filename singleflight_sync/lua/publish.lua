@@ -5,7 +5,7 @@
 -- KEYS  1 meta  2 result  3 stream
 -- ARGV  1 token  2 log id of its claim  3 nonce of this publication  4 encoded value  5 ttl ms, 0 = not stored, -1 = without end
 --       6 life of the log ms  7 "1" = the stored value carries no token, and gives way to what was written meanwhile
--- Returns {DONE}  {ENDED, fields} (the flight has another end)  {LOST}  {GONE} (meta and log were lost; nothing was written)
+-- Returns DONE  {ENDED, fields} (the flight has another end)  {LOST}  {GONE} (meta and log were lost; nothing was written)
 
 local RIDES_BYTES, RIDES_MS = 16384, 10000
 local value, ttl, bare = ARGV[4], tonumber(ARGV[5]), ARGV[7] == '1'
@@ -14,7 +14,7 @@ local flight = open_flight(KEYS[1], KEYS[3], ARGV[1])
 if not flight then
   local ended = end_of(KEYS[3], ARGV[1], ARGV[2])
   if ended and ended.nonce == ARGV[3] then
-    return {DONE}
+    return DONE
   end
   return fate(KEYS[1], KEYS[3], ARGV[1], ARGV[2])
 end
@@ -37,4 +37,4 @@ else
 end
 redis.call('PEXPIRE', KEYS[3], ARGV[6])
 redis.call('DEL', KEYS[1])
-return {DONE}
+return DONE
