@@ -1,0 +1,13 @@
+#!/usr/bin/env python
+"""Django's command line, for the settings that DJANGO_SETTINGS_MODULE names; those of the tests by default."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.djangoapp.settings")
+    execute_from_command_line(sys.argv)
