@@ -41,13 +41,12 @@ lease = tonumber(lease)
 local board = read(KEYS[2], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'forgotten', 'ownerId', 'continues', 'leaseMs', 'followers', 'takeovers')
 local left = redis.call('PTTL', KEYS[2])
 local lives = board[1] and board[2] and tonumber(board[8]) and count_of(board[9]) == tonumber(board[9])
-if left == -1 or (left >= 0 and not lives) or (nonce ~= '' and dead ~= '' and board[3] == dead) then
-  redis.call('DEL', KEYS[2]) -- planted, or its owner's process is gone
+if left == -1 or left == 0 or (left > 0 and not lives) or (nonce ~= '' and dead ~= '' and board[3] == dead) then
+  redis.call('DEL', KEYS[2]) -- planted, over by the server's own clock, or its owner's process is gone
   board, left = {}, -2
 end
 
-if left >= 0 then
-  left = math.max(left, 1) -- a PEXPIRE of 0 would end it
+if left > 0 then
   if board[1] == nonce then
     if board[2] == 'INIT' then
       return {INIT}

@@ -148,7 +148,7 @@ def test_an_owner_id_names_host_pid_start_namespace_and_boot() -> None:
     assert int(pid) == os.getpid()
     assert int(start) > 0
     assert f"pid:[{namespace}]" == str(Path("/proc/self/ns/pid").readlink())
-    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text()[:18]
 
 
 @pytest.mark.usefixtures("forgotten_id")
@@ -233,7 +233,7 @@ def test_the_owner_is_gone_when_another_process_has_its_pid(owner: Owner) -> Non
     [
         pytest.param(0, "elsewhere", id="host"),
         pytest.param(3, "4026531000", id="PID namespace"),
-        pytest.param(4, "00000000-0000-4000-8000-000000000000", id="boot"),
+        pytest.param(4, "00000000-0000-4000", id="boot"),
         pytest.param(2, "-", id="unknown start"),
         pytest.param(3, "-", id="unknown PID namespace"),
         pytest.param(4, "-", id="unknown boot"),
