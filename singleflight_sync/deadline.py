@@ -16,7 +16,7 @@ def now() -> float:
 
 def to_ms(seconds: float) -> int:
     """Return whole milliseconds, rounded up: a positive time never becomes 0, which Redis takes for "at once"."""
-    # The small bias keeps the noise of the multiplication (0.07 * 1000 > 70) from adding a millisecond.
+    # The small bias keeps the noise of the multiplication (2.007 * 1000 > 2007) from adding a millisecond.
     return max(1, math.ceil(seconds * 1000 - 1e-6)) if seconds > 0 else 0
 
 

@@ -35,7 +35,19 @@ def test_now_reads_the_clock_of_the_module(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "ms"),
-    [(0, 0), (0.0, 0), (-1.0, 0), (1e-9, 1), (0.0004, 1), (0.001, 1), (0.0011, 2), (0.07, 70), (1.1, 1100), (3, 3000)],
+    [
+        (0, 0),
+        (0.0, 0),
+        (-1.0, 0),
+        (1e-9, 1),
+        (1e-12, 1),
+        (0.0004, 1),
+        (0.001, 1),
+        (0.0011, 2),
+        (2.007, 2007),
+        (1.1, 1100),
+        (3, 3000),
+    ],
 )
 def test_milliseconds_round_up_and_keep_what_is_whole(seconds: float, ms: int) -> None:
     assert to_ms(seconds) == ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
 import socket
@@ -148,6 +149,13 @@ def test_arguments_that_only_the_exception_knows_are_kept() -> None:
     assert os_error.filename == "name"
 
 
+def test_an_owner_failure_of_a_nested_flight_keeps_what_it_tells() -> None:
+    copy = sent(OwnerFailedError("the owner failed", "app.Error", "Traceback ..."))
+
+    assert isinstance(copy, OwnerFailedError)
+    assert (str(copy), copy.type_name, copy.traceback_text) == ("the owner failed", "app.Error", "Traceback ...")
+
+
 def test_an_exception_without_a_text_comes_back_without_one() -> None:
     copy = sent(QuietError("a"))
 
@@ -265,7 +273,8 @@ def test_whatever_a_constructor_raises_the_reader_gets_an_owner_failure(
 if sys.version_info >= (3, 11):  # no group before
 
     def test_a_group_is_not_rebuilt_and_named() -> None:
-        copy = sent(ExceptionGroup("many", [ValueError("a")]))
+        group = vars(builtins)["ExceptionGroup"]
+        copy = sent(group("many", [ValueError("a")]))
 
         assert type(copy) is OwnerFailedError
         assert copy.type_name == "ExceptionGroup"
