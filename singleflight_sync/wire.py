@@ -37,6 +37,7 @@ _REMEDIES = {
     "NOPERM": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
     "permission": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
     "NOAUTH": "the server wants a password: put it into the URL or the client",
+    "Authentication required": "the server wants a password: put it into the URL or the client",
     "WRONGPASS": "the server refuses this user or password",
     "READONLY": "the server is a replica: point to the primary",
     "LOADING": "the server is still loading its data",
