@@ -141,7 +141,7 @@ class Caller:
             raise self._patience.over()
         try:
             return Landed(self._runtime.codec.loads(stored.value))
-        except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises, these bytes are a miss
+        except Exception as exc:
             raise self._patience.over() from exc
 
     def _taken(self, result: Outcome) -> Landed | Failure:
@@ -152,7 +152,7 @@ class Caller:
             return Landed(result.known[0])
         try:
             return Landed(self._runtime.codec.loads(result.payload))
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning(
                 "the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc
             )
@@ -173,7 +173,9 @@ class Caller:
         self._rooms.settle(seat, result)
         return self._taken(result)
 
-    def _converse(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Owned | Outcome:
+    def _converse(  # noqa: C901 - a claim has that many answers
+        self, seat: Seat[Outcome, Follower], follower: Follower | None
+    ) -> Landed | Owned | Outcome:
         """Claim, and follow as long as somebody else owns the flight."""
         while True:
             seat.state = follower  # goes to the next in the room, should we leave
@@ -227,7 +229,7 @@ class Caller:
         """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""
         try:
             value = self._runtime.codec.loads(stored.value)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
             if self._unreadable:  # once more: somebody with another codec is at it
                 self._rooms.leave(seat)

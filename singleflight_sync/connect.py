@@ -98,6 +98,7 @@ class Link:
         return any(descriptor == sock.fileno() for descriptor, _ in ready)
 
     def close(self) -> None:
+        """Disconnect."""
         self._connection.disconnect()
 
 
@@ -117,6 +118,7 @@ class Pool:
             return Link(self._make())
 
     def give(self, link: Link) -> None:
+        """Take back a connection on which no reply is pending."""
         link.fresh = False
         link.used_at = deadline.now()
         self._idle.append(link)
@@ -171,6 +173,7 @@ class Single:
         self.identity = identity
 
     def pool(self, key: bytes) -> Pool:  # noqa: ARG002 - there is but one
+        """The pool of the one server."""
         pool = self._pool
         if pool is None:
             client = self._opened()
@@ -180,15 +183,18 @@ class Single:
         return pool
 
     def pool_at(self, address: Address) -> Pool:  # noqa: ARG002 - there is but one
+        """The same."""
         return self.pool(b"")
 
     def moved(self, key: bytes, address: Address) -> None:
         """Never happens: only Cluster nodes redirect."""
 
     def refresh(self) -> None:
+        """Begin anew with the next connection: what ``opened`` starts may have to be started again."""
         self.close()
 
     def close(self) -> None:
+        """Close all connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -214,6 +220,7 @@ class Cluster:
         return self._known
 
     def pool(self, key: bytes) -> Pool:
+        """The pool of the node that holds ``key``."""
         address = self._moved.get(self._client.keyslot(key))
         if address is None:
             node = self._client.get_node_from_key(key)
@@ -223,6 +230,7 @@ class Cluster:
         return self.pool_at(address)
 
     def pool_at(self, address: Address) -> Pool:
+        """The pool of one node."""
         return self._pools.get(address) or self._pools.setdefault(address, Pool(self._maker(address)))
 
     def _maker(self, address: Address) -> Callable[[], Any]:
@@ -232,9 +240,11 @@ class Cluster:
         return lambda: source.connection_class(**settings)
 
     def moved(self, key: bytes, address: Address) -> None:
+        """A node said that ``key`` lives elsewhere."""
         self._moved[self._client.keyslot(key)] = address
 
     def refresh(self) -> None:
+        """Ask the nodes anew which slots they hold."""
         self._moved.clear()
         for pool in list(self._pools.values()):
             pool.drain()
@@ -242,6 +252,7 @@ class Cluster:
             self._known.nodes_manager.initialize()
 
     def close(self) -> None:
+        """Close all connections."""
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()

@@ -15,7 +15,7 @@ from singleflight_sync import deadline, log, outcome, presence
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Outcome, Value
 from singleflight_sync.store import Position, Stored, Waiting
-from singleflight_sync.wire import Unreachable
+from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ class Follower:
                     result = self._look()
                 else:
                     result = None
-            except Unreachable:
+            except UnreachableError:
                 self._lose_touch()
                 if not self.time_left():
                     raise

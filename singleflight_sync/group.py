@@ -16,8 +16,8 @@ from singleflight_sync.events import Observers, StoreFailed
 from singleflight_sync.info import FlightInfo
 from singleflight_sync.keys import Namespace, key_from_template, key_of_call
 from singleflight_sync.options import Options
-from singleflight_sync.runtime import Runtime, shared
 from singleflight_sync.owner import own_value
+from singleflight_sync.runtime import Runtime, shared
 from singleflight_sync.store import Forgotten, Store
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class SingleFlight:
     # -- for those who build on flights
 
     def is_enabled(self) -> bool:
-        """Whether `run` shares at all: the option ``enabled``, and whether `singleflight_sync.testing` says otherwise."""
+        """Whether `run` shares at all: by the option ``enabled``, and by `singleflight_sync.testing`."""
         return mode != "plain" and self.options.is_enabled()
 
     def is_open(self, key: str) -> bool:

@@ -18,7 +18,7 @@ from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind
 from singleflight_sync.store import LOG_MARGIN, Answer, Fate, Owned, Position, Right, new_nonce, terms
-from singleflight_sync.wire import Unreachable
+from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -371,7 +371,7 @@ class Lease:
             store, right = self.store, self.right
         try:
             fate = Answer.DONE if store is None else wire.persist(lambda: send(store, right), self.lease_left())
-        except Unreachable:
+        except UnreachableError:
             with self._lock:
                 self._stop(Answer.DONE)
             raise

@@ -25,45 +25,45 @@ class Closable(Protocol):
         """Give it back."""
 
 
-O = TypeVar("O")
+Out = TypeVar("Out")
 """What a room is settled with."""
-S = TypeVar("S", bound=Closable)
+State = TypeVar("State", bound=Closable)
 """What a leader hands to its successor."""
 
 
-class Seat(Generic[O, S]):
+class Seat(Generic[Out, State]):
     """One caller's place in a room."""
 
     __slots__ = ("outcome", "room", "state", "turn")
 
     def __init__(self) -> None:
-        self.room: Room[O, S] | None = None
+        self.room: Room[Out, State] | None = None
         self.turn: threading.Event | None = None  # of a caller that waits; set once for an outcome or the lead
         # Written once under the table's lock before `turn` is set, read by this seat's caller only after.
-        self.outcome: O | None = None
+        self.outcome: Out | None = None
         # Where the conversation stands: the leader's alone, from its predecessor and for its successor.
-        self.state: S | None = None
+        self.state: State | None = None
 
 
-class Room(Generic[O, S]):
+class Room(Generic[Out, State]):
     """One key's conversation. All fields are guarded by the table's lock."""
 
     __slots__ = ("key", "leader", "waiting")
 
-    def __init__(self, key: str, leader: Seat[O, S]) -> None:
+    def __init__(self, key: str, leader: Seat[Out, State]) -> None:
         self.key = key
-        self.leader: Seat[O, S] | None = leader
-        self.waiting: list[Seat[O, S]] = []
+        self.leader: Seat[Out, State] | None = leader
+        self.waiting: list[Seat[Out, State]] = []
 
 
-class Rooms(Generic[O, S]):
+class Rooms(Generic[Out, State]):
     """The open rooms of one process for one namespace on one server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rooms: dict[str, Room[O, S]] = {}  # guarded by _lock
+        self._rooms: dict[str, Room[Out, State]] = {}  # guarded by _lock
 
-    def enter(self, key: str, seat: Seat[O, S]) -> bool:
+    def enter(self, key: str, seat: Seat[Out, State]) -> bool:
         """Take the seat in the key's room; True: this caller opened it and leads.
 
         The seat is made before, so that a caller that is interrupted anywhere in here can `leave`.
@@ -83,7 +83,7 @@ class Rooms(Generic[O, S]):
         """Whether a caller of this key would find a room."""
         return key in self._rooms
 
-    def wait(self, seat: Seat[O, S], patience: Patience) -> O | None:
+    def wait(self, seat: Seat[Out, State], patience: Patience) -> Out | None:
         """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``.
 
         Who does not go on after an error has to `leave`.
@@ -96,7 +96,7 @@ class Rooms(Generic[O, S]):
             pass
         return seat.outcome
 
-    def settle(self, seat: Seat[O, S], outcome: O) -> bool:
+    def settle(self, seat: Seat[Out, State], outcome: Out) -> bool:
         """Give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
         with self._lock:
             room = seat.room
@@ -110,7 +110,7 @@ class Rooms(Generic[O, S]):
             each.turn.set()  # type: ignore[union-attr]
         return True
 
-    def leave(self, seat: Seat[O, S]) -> None:
+    def leave(self, seat: Seat[Out, State]) -> None:
         """Leave without an outcome.
 
         A leader's state goes to the next in the room, who leads then; where there is none, the room is closed.
@@ -133,7 +133,7 @@ class Rooms(Generic[O, S]):
         elif state is not None:
             state.close()
 
-    def close(self, seat: Seat[O, S]) -> None:
+    def close(self, seat: Seat[Out, State]) -> None:
         """Let later callers open a room of their own; those inside stay."""
         with self._lock:
             if seat.room is not None:
@@ -145,10 +145,10 @@ class Rooms(Generic[O, S]):
             for key in keys or list(self._rooms):
                 self._rooms.pop(key, None)
 
-    def _end(self, room: Room[O, S]) -> None:
+    def _end(self, room: Room[Out, State]) -> None:
         room.leader = None
         self._remove(room)
 
-    def _remove(self, room: Room[O, S]) -> None:
+    def _remove(self, room: Room[Out, State]) -> None:
         if self._rooms.get(room.key) is room:
             del self._rooms[room.key]

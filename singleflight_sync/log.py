@@ -37,17 +37,21 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, log_id: bytes, flat: Sequence[bytes]) -> Entry:
+        """From the flat list of names and values that Redis sends."""
         return cls(log_id, dict(zip(flat[::2], flat[1::2], strict=False)))
 
     @property
     def event(self) -> bytes:
+        """What happened."""
         return self.fields.get(b"event", b"")
 
     @property
     def token(self) -> int | None:
+        """The fencing token of its flight."""
         return number(self.fields.get(b"token"))
 
     def number(self, name: bytes) -> int:
+        """A whole number among its fields, 0 without one."""
         return number(self.fields.get(name)) or 0
 
 

@@ -17,7 +17,7 @@ from singleflight_sync.heartbeat import Crew
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.store import Answer, Fate, Position
-from singleflight_sync.wire import Unreachable
+from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:
     from singleflight_sync.codecs import Codec
@@ -163,7 +163,7 @@ class Owner(NamedTuple):
             if exc.token is not self.lease.cancel_token:
                 raise  # of a flight that this one runs inside of
             return self._interrupted()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - it is the outcome
             return self._failed(exc, began)
         if isinstance(value, Unshared):
             self.lease.release(counted=False)
@@ -199,7 +199,7 @@ class Owner(NamedTuple):
             fate = self.lease.publish(payload, self.ttl)
         except StoreError as exc:
             self.tell(StoreFailed, operation="publish", error=str(exc))
-            if isinstance(exc, Unreachable) and self.options.on_store_error == "raise":
+            if isinstance(exc, UnreachableError) and self.options.on_store_error == "raise":
                 self.aboard.settle(Failure(Kind.ERROR, failures.describe(exc, flight=self.lease.described())))
                 raise
             logger.warning("the value of key %r is not shared: %s", self.flight.key, exc)

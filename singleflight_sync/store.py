@@ -9,6 +9,7 @@ import enum
 import functools
 import hashlib
 import os
+from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from singleflight_sync import deadline, wire
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry, Reading, number
-from singleflight_sync.wire import ERRORS, Command, Unreachable, bulk, command
+from singleflight_sync.wire import ERRORS, Command, UnreachableError, bulk, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,10 +206,8 @@ class Store:
             raise
 
     def _give_back(self, names: Names, nonce: bytes) -> None:
-        try:
+        with suppress(StoreError):  # it lives for three seconds at most
             self._run("giveback", names, [names.meta], nonce)
-        except StoreError:
-            pass  # it lives for three seconds at most
 
     # -- what an owner does
 
@@ -359,13 +358,14 @@ class Store:
         """
         if self._paused_until:
             if deadline.now() < self._paused_until:
-                raise Unreachable(
-                    f"cannot ask for key {key!r}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
+                raise UnreachableError(
+                    f"cannot ask for key {key!r}: Redis could not be reached a moment ago, "
+                    f"and is left alone for {PAUSE:g} s"
                 )
             self._pause()
         try:
             return attempt()
-        except Unreachable:
+        except UnreachableError:
             self._pause()
             raise
 
@@ -373,6 +373,7 @@ class Store:
         self._paused_until = deadline.now() + PAUSE
 
     def close(self) -> None:
+        """Close all connections."""
         self.server.close()
 
     def _run(
@@ -385,12 +386,12 @@ class Store:
         def attempt() -> Any:
             try:
                 return self._send(name, names, keys[0], command(count, script.by_digest, *packed), size)
-            except _Unknown:
+            except _UnknownScriptError:
                 return self._send(name, names, keys[0], command(count, script.by_source, *packed), size)
 
         try:
             return attempt()
-        except Unreachable as exc:
+        except UnreachableError as exc:
             if not (patience or exc.answered):
                 raise
         return wire.persist(attempt, patience or PATIENCE)
@@ -399,20 +400,18 @@ class Store:
         try:
             reply = wire.exchange(self.server, key, chunks, size)
         except NoScriptError as exc:
-            raise _Unknown from exc
+            raise _UnknownScriptError from exc
         except ERRORS as exc:
             error = wire.translate(exc, operation, names.key)
-            if isinstance(error, Unreachable):
+            if isinstance(error, UnreachableError):
                 self._refresh()
             raise error from exc
         self._paused_until = 0.0
         return reply
 
     def _refresh(self) -> None:
-        try:
+        with suppress(*ERRORS):  # the next attempt says what is wrong
             self.server.refresh()
-        except ERRORS:
-            pass  # the next attempt says what is wrong
 
     def _pipeline(self, commands: Sequence[Command], operation: str = "list the live flights") -> list[Any]:
         """Many commands, each with the key that says where it goes; an error stands in the place of its reply."""
@@ -430,7 +429,7 @@ class Store:
         return Stored(number(token), raw[len(token) + 1 :], raw)
 
 
-class _Unknown(Exception):
+class _UnknownScriptError(Exception):
     """The server does not have the script, after a restart or a failover."""
 
 

@@ -33,7 +33,7 @@ def default_url() -> str:
     return os.environ.get("SINGLEFLIGHT_URL") or ("embedded://" if embedded.available() else "redis://127.0.0.1:6379/0")
 
 
-def check_url(url: object) -> str:
+def check_url(url: object) -> str:  # noqa: C901 - one line for each way to be wrong
     """Checks a URL without connecting.
 
     Raises:

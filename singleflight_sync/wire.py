@@ -45,7 +45,7 @@ _REMEDIES = {
 }
 
 
-class Unreachable(StoreError):
+class UnreachableError(StoreError):
     """Raised when Redis cannot be reached, or answers that it cannot serve for now.
 
     Attributes:
@@ -145,10 +145,10 @@ def translate(exc: Exception, operation: str, key: str) -> StoreError:
         )
     about = f" for key {key!r}" if key else ""
     text = str(exc).partition(" : ")[0][:_LONGEST_TEXT]  # behind that, Sentinel's errors show whole clients
-    error = (Unreachable if passing else StoreError)(
+    error = (UnreachableError if passing else StoreError)(
         f"cannot {operation}{about}: {remedy} ({type(exc).__name__}: {text})"
     )
-    if isinstance(error, Unreachable):
+    if isinstance(error, UnreachableError):
         error.answered = answered
     return error
 
@@ -161,11 +161,11 @@ def persist(attempt: Callable[[], T], seconds: float) -> T:
     """
     try:
         return attempt()  # the common case, without the machinery
-    except Unreachable:
+    except UnreachableError:
         if seconds <= 0:
             raise
     retrying = Retrying(
-        retry=retry_if_exception_type(Unreachable),
+        retry=retry_if_exception_type(UnreachableError),
         stop=stop_after_delay(seconds),
         wait=wait_random_exponential(multiplier=0.02, max=0.25),
         reraise=True,
