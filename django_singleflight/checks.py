@@ -19,7 +19,7 @@ from singleflight_sync import ConfigurationError, SingleFlight
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_PLENTY = {"LEASE": {"heartbeat": 1e-6}, "HEARTBEAT": {"lease": 1e9}}
+_PLENTY: dict[str, dict[str, Any]] = {"LEASE": {"heartbeat": 1e-6}, "HEARTBEAT": {"lease": 1e9}}
 """Each of the two is first looked at without the other one."""
 
 _DOTTED = frozenset({"CODEC", "ENABLED"})
@@ -103,8 +103,8 @@ def _check_together(both: Mapping[str, Any], place: str) -> Iterator[CheckMessag
     limit = _gunicorn_timeout()
     if limit and (hard is None or hard > limit):
         yield Warning(
-            f"{place}: HARD_TIMEOUT is above gunicorn's timeout of {limit:g} s, after which a sync worker is killed with its flight.",
-            hint="Make HARD_TIMEOUT shorter than the timeout, so that a slow function ends with an error and not with its worker.",
+            f"{place}: HARD_TIMEOUT is above gunicorn's timeout of {limit:g} s, which kills a sync worker with its flight.",
+            hint="Make HARD_TIMEOUT shorter, so that a slow function ends with an error and not with its worker.",
             id="django_singleflight.W004",
         )
 
@@ -118,7 +118,7 @@ def _check_cache(alias: str, found: Mapping[str, Any]) -> Iterator[CheckMessage]
     if len(places.servers_of(config)) > 1:
         yield Warning(
             f"{place}: LOCATION names more than one server.",
-            hint="get_or_set talks to the first one alone; the others may answer get() with what was deleted there. Name one server.",
+            hint="get_or_set asks the first one alone; get() may find in the others what was deleted there. Name one.",
             id="django_singleflight.W003",
         )
 

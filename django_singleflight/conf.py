@@ -29,7 +29,7 @@ NAMES = _ENGINE | _OF_CACHES | {"URL", "NAMESPACE", "CODEC"}
 """What ``SINGLEFLIGHT`` may hold."""
 
 CACHE_NAMES = (_ENGINE - {"TTL"}) | _OF_CACHES | {"NAMESPACE"}
-"""What a cache may say of its own: its server is its ``LOCATION``, its values' life their timeout, its codec its serializer."""
+"""What a cache may say of its own: its server is its ``LOCATION``, a value's life its timeout, the codec its serializer."""
 
 Arguments = dict[str, Any]
 """The arguments of `singleflight_sync.SingleFlight`, by name."""
@@ -110,13 +110,13 @@ def checked_in_atomic(value: Any) -> Literal["alone", "share"]:
     Raises:
         ConfigurationError: it is none.
     """
-    if value not in ("alone", "share"):
-        raise ConfigurationError(f"IN_ATOMIC={value!r} must be 'alone' or 'share'")
-    return value  # type: ignore[no-any-return]
+    if value == "alone" or value == "share":  # noqa: PLR1714 - mypy understands this form
+        return value
+    raise ConfigurationError(f"IN_ATOMIC={value!r} must be 'alone' or 'share'")
 
 
 def codec(value: Any) -> Codec:
-    """The codec that ``CODEC`` names: an object, a class, or the dotted path of one; by default pickles that are signed.
+    """The codec that ``CODEC`` names: an object, a class, or the dotted path of one; by default signed pickles.
 
     Raises:
         ConfigurationError: it cannot be imported.
@@ -125,7 +125,7 @@ def codec(value: Any) -> Codec:
         value = imported("CODEC", value)
     if value is None or value is PickleCodec:
         return signed(*secrets())
-    return _instance(value) if isinstance(value, type) else value  # type: ignore[no-any-return]
+    return _instance(value) if isinstance(value, type) else value
 
 
 def imported(name: str, path: str) -> Any:

@@ -9,9 +9,10 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import singleflight_sync
 from django.core.cache import caches
 from django.utils.module_loading import import_string
+
+import singleflight_sync
 from django_singleflight import places
 from singleflight_sync import ConfigurationError, SingleFlight
 
@@ -58,7 +59,9 @@ class _Made(NamedTuple):
 
 # By name. Entries are replaced as a whole, under the lock; a forked child goes on with the same groups.
 _made: dict[str, _Made] = {}
-_locks: dict[int, threading.Lock] = {}  # by process, made at the first use; `setdefault` lets one of several threads win
+_locks: dict[
+    int, threading.Lock
+] = {}  # by process, made at the first use; `setdefault` lets one of several threads win
 
 
 def of_cache(name: str, source: Source, make: Callable[[], SingleFlight]) -> SingleFlight:
@@ -84,7 +87,7 @@ def by_name() -> dict[str, Group]:
     """
     groups: dict[str, Group] = {DEFAULT: singleflight_sync}
     for alias in cache_aliases():
-        group: SingleFlight = caches[alias].flights  # type: ignore[attr-defined]
+        group: SingleFlight = caches[alias].flights
         groups[group.name] = group
     return groups
 
@@ -93,7 +96,7 @@ def distinct() -> dict[str, Group]:
     """The groups, but of caches that mean the same flights the first one alone."""
     groups, seen = by_name(), set()
     for alias in cache_aliases():
-        group = caches[alias].flights  # type: ignore[attr-defined]
+        group = caches[alias].flights
         place = places.of_cache(caches.settings[alias]), group.namespace.name
         if place in seen and place[0] is not None:
             del groups[group.name]

@@ -1,4 +1,4 @@
-"""How values stand in the cache: pickles that are signed with ``SECRET_KEY``, and plain integers, which ``incr`` needs."""
+"""How values stand in the cache: pickles signed with ``SECRET_KEY``, and plain integers, which ``incr`` needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGER = re.compile(rb"-?[0-9]{1,4300}")  # a longer one Python does not read
 
 
 class SignedSerializer:
-    """A serializer for Django's Redis backend. The secrets are read at each use, so that they can be rotated. Thread-safe."""
+    """A serializer for Django's Redis backend; reads the secrets at each use. Thread-safe."""
 
     def dumps(self, value: Any) -> bytes | int:
         """Encode ``value``; an exact ``int`` stays one.

@@ -1,7 +1,7 @@
 """Whether this thread is in a database transaction that has written, so that what it reads may be rolled back.
 
-An execute wrapper on each connection notes writes. It cannot see what goes past Django's cursors: ``callproc``, ``COPY``, a cursor
-of the database driver itself.
+An execute wrapper on each connection notes writes. It cannot see what goes past ``execute`` of Django's cursors: ``callproc``,
+``COPY``, a cursor of the database driver itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.transaction import Atomic
 
-_HARMLESS = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:SELECT|BEGIN|START|SAVEPOINT|RELEASE|ROLLBACK|COMMIT)\b", re.IGNORECASE | re.DOTALL)
+_HARMLESS = re.compile(
+    r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:SELECT|BEGIN|START|SAVEPOINT|RELEASE|ROLLBACK|COMMIT)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 """A query, or the control of the transaction itself, which Django sends through the same cursors."""
 
 
 class _Blocks(list["Atomic"]):
-    """The open ``atomic`` blocks of a connection. Knows whether a statement in them has written, and forgets it with the last of them.
+    """The open ``atomic`` blocks of a connection, with a note whether they have written; it goes with the last of them.
 
     Used by the connection's own thread.
     """
@@ -34,7 +37,7 @@ class _Blocks(list["Atomic"]):
 
     def is_open(self) -> bool:
         """Whether a block is open that is not one of ``TestCase``, which nothing outside a test ever sees."""
-        return any(not block._from_testcase for block in self)  # type: ignore[attr-defined] # noqa: SLF001 - Django has no public word for it
+        return any(not block._from_testcase for block in self)  # noqa: SLF001 - Django has no public word for it
 
     def pop(self, *args: Any) -> Atomic:
         """Leave the innermost block."""
@@ -56,7 +59,7 @@ def observe_all() -> None:
 
 def _has_written(connection: BaseDatabaseWrapper) -> bool:
     _observe(connection)
-    blocks = connection.atomic_blocks  # type: ignore[attr-defined]
+    blocks = connection.atomic_blocks
     if blocks:
         return bool(blocks.written)
     # A transaction that is not an ``atomic`` block: nothing tells when it ends.
@@ -64,9 +67,9 @@ def _has_written(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _observe(connection: BaseDatabaseWrapper) -> None:
-    blocks = connection.atomic_blocks  # type: ignore[attr-defined]
+    blocks = connection.atomic_blocks
     if not isinstance(blocks, _Blocks):
-        connection.atomic_blocks = _Blocks(blocks, written=True)  # type: ignore[attr-defined]
+        connection.atomic_blocks = _Blocks(blocks, written=True)
     if _note not in connection.execute_wrappers:
         connection.execute_wrappers.append(_note)
 

@@ -10,7 +10,9 @@ SECRET_KEY = "a secret of the tests"
 USE_TZ = True
 ALLOWED_HOSTS = ["*"]
 INSTALLED_APPS = ["django_singleflight"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("SINGLEFLIGHT_TEST_DB", ":memory:")}}
+DATABASES = {
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("SINGLEFLIGHT_TEST_DB", ":memory:")}
+}
 ROOT_URLCONF = "tests.djangoapp.urls"
 MIDDLEWARE: list[str] = []
 

@@ -1,0 +1,114 @@
+"""Django's own cache tests, unmodified, against our backend."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import django
+import pytest
+
+from tests.support import parts
+from tests.support.processes import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.servers import Server
+
+BACKEND = "django_singleflight.cache.SingleFlightCache"
+
+# A: our class under the official path, so that the tests of Django's Redis backend take it for Django's own.
+SWAPPED = f"""
+    import django.core.cache.backends.redis as official
+    from {BACKEND.rpartition(".")[0]} import SingleFlightCache
+    official.RedisCache = SingleFlightCache
+    BACKEND = "django.core.cache.backends.redis.RedisCache"
+"""
+# B: our dotted path. The tests of all backends run against it from a package of their own, too.
+NAMED = f"BACKEND = {BACKEND!r}"
+
+SETTINGS = """
+from test_sqlite import *
+{backend}
+CACHES = {{"default": {{"BACKEND": BACKEND, "LOCATION": "redis://127.0.0.1:{port}"}}}}
+"""
+
+OF_ALL_BACKENDS = """
+import redis
+from cache.tests import BaseCacheTests, caches_setting_for_tests, redis_excluded_caches
+from django.conf import settings
+from django.test import TestCase, override_settings
+
+
+@override_settings(CACHES=caches_setting_for_tests(base=settings.CACHES["default"], exclude=redis_excluded_caches))
+class SingleFlightCacheTests(BaseCacheTests, TestCase):
+    incr_decr_type_error = redis.ResponseError
+"""
+
+
+@pytest.fixture(scope="module")
+def django_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tests of the installed Django, from its source distribution."""
+    directory = tmp_path_factory.mktemp("django")
+    wanted = f"django=={django.get_version()}"
+    words = ["download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(directory), wanted]
+    command = [sys.executable, "-m", "pip", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        parts.missing(f"{wanted} as a source distribution: pip did not end")
+    archive = next(directory.glob("*.tar.gz"), None)
+    if archive is None:
+        parts.missing(f"{wanted} as a source distribution: {done.stderr[-300:]}")
+    with tarfile.open(archive) as tar:
+        tar.extractall(directory, filter="data")
+    return next(directory.glob("*/tests"))
+
+
+def run(tests: Path, server: Server, backend: str, *labels: str) -> str:
+    """Run the labels; return what the runner said."""
+    name = "singleflight_settings"
+    text = SETTINGS.format(backend=textwrap.dedent(backend), port=server.port)
+    (tests / f"{name}.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(ROOT)]), "PYTHONWARNINGS": "default"}
+    command = [sys.executable, "runtests.py", f"--settings={name}", "--parallel=1", "--verbosity=2", *labels]
+    done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-8000:]
+    return done.stderr
+
+
+def counts(report: str) -> tuple[int, int, set[str]]:
+    """How many tests ran, how many of them were skipped, and why."""
+    ran = re.search(r"^Ran (\d+) tests", report, re.MULTILINE)
+    skipped = re.search(r"^OK \(skipped=(\d+)", report, re.MULTILINE)
+    reasons = re.findall(r"\.\.\. skipped ['\"](.*)['\"]$", report, re.MULTILINE)
+    assert ran
+    return int(ran[1]), int(skipped[1]) if skipped else 0, set(reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_tests_of_djangos_redis_backend_pass(django_tests: Path, start_server: Callable[..., Server]) -> None:
+    ran, skipped, reasons = counts(run(django_tests, start_server(), SWAPPED, "cache.tests.RedisCacheTests"))
+    assert ran >= 62
+    assert skipped <= 3
+    assert reasons <= {"Culling isn't implemented in the Redis backend."}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_cache_tests_pass_with_our_backend(django_tests: Path, start_server: Callable[..., Server]) -> None:
+    package = django_tests / "singleflight_cache"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "tests.py").write_text(OF_ALL_BACKENDS)
+    ran, skipped, reasons = counts(run(django_tests, start_server(), NAMED, "cache", "singleflight_cache"))
+    assert ran >= 600
+    assert all("Culling" in each or "PyLibMC" in each or "PyMemcache" in each for each in reasons), reasons
