@@ -106,21 +106,7 @@ class Follower:
             due = self._lease_until if self._turn_at is None else self._turn_at
             pause = patience.slice(max(0.0, due - deadline.now()))
             assert pause is not None
-            try:
-                if self._listen(pause):
-                    result = self._read(on_forgotten)
-                elif self._owner_is_gone():
-                    result = None
-                elif self._turn_at is None and deadline.now() >= self._lease_until:
-                    result = self._look()
-                else:
-                    result = None
-            except UnreachableError:
-                self._lose_touch()
-                if not self.time_left():
-                    raise
-                time.sleep(min(RETRY, patience.slice(RETRY) or 0.0))
-                continue
+            result = self._step(pause, on_forgotten)
             if result is not None:
                 return result
         return None
@@ -140,6 +126,17 @@ class Follower:
         return self._ended(entry) if self._token is not None and entry.token == self._token else outcome.of_end(entry)
 
     # -- one step
+
+    def _step(self, pause: float, on_forgotten: Callable[[], None]) -> Outcome | None:
+        try:
+            if self._listen(pause):
+                return self._read(on_forgotten)
+        except UnreachableError:
+            self._lose_touch()
+            time.sleep(min(RETRY, pause))
+        if self._turn_at is None and not self._owner_is_gone() and not self.time_left():
+            return self._look()
+        return None
 
     def _listen(self, pause: float) -> bool:
         """Wait for entries; True: there are some."""
