@@ -117,6 +117,25 @@ def test_a_value_that_is_false_is_told_from_no_value(codec: Codec, value: object
     assert same(value, codec.loads(codec.dumps(value)))
 
 
+SIGNED = "50210ab909fab2679d3591f4f8e8f49760505516d7bbdaf8d44e304e2a74dde5b580059509000000000000004b018c01619486942e"
+
+
+@pytest.mark.parametrize(
+    ("codec", "data", "value"),
+    [
+        (CODECS[0], b"sabc", "abc"),
+        (CODECS[0], b"babc", b"abc"),
+        (CODECS[0], b'j{"a":[1,2.5,null,true,"\xc3\xa9"]}', {"a": [1, 2.5, None, True, "é"]}),
+        (CODECS[1], b"\xd9\xd9\xf7\xa1aa\x84\x01\xfb@\x04\0\0\0\0\0\0\xf6Ax", {"a": [1, 2.5, None, b"x"]}),
+        (CODECS[2], bytes.fromhex(SIGNED), (1, "a")),
+    ],
+    ids=["text", "bytes", "json", "cbor", "pickle"],
+)
+def test_releases_read_and_write_the_same_bytes(codec: Codec, data: bytes, value: object) -> None:
+    assert codec.dumps(value) == data
+    assert same(value, codec.loads(data))
+
+
 KEYS = st.text(max_size=3)
 PLAIN = st.recursive(
     st.one_of(
@@ -226,7 +245,12 @@ def test_a_value_that_contains_itself_is_a_codec_error(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", CODECS[:2], ids=["JSONCodec", "CBORCodec"])
 def test_the_message_of_a_refusal_stays_short(codec: Codec) -> None:
-    for value in ({"k" * 10**6: object()}, [[("x" * 10**6,)]], cyclic()):
+    for value in (
+        {"k" * 10**6: object()},
+        {"k" * 200: {"k" * 200: [{"k" * 200: {"k" * 200: {"k" * 200: object()}}}]}},
+        [[("x" * 10**6,)]],
+        cyclic(),
+    ):
         with pytest.raises(CodecError) as caught:
             codec.dumps(value)
         assert len(str(caught.value)) < 1000

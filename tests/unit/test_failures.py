@@ -220,6 +220,7 @@ NOT_REBUILT = {
     "a dict": PlainError({"a": 1}),
     "a subclass of str": PlainError(type("Text", (str,), {})("a")),
     "not a number": PlainError(float("nan")),
+    "infinity": PlainError(float("inf")),
     "a number that python does not print": PlainError(10**5000),
     "too much": PlainError("x" * 20_000),
     "a long message": ValueError("x" * 5_000_000),
@@ -278,6 +279,14 @@ if sys.version_info >= (3, 11):  # no group before
 
         assert type(copy) is OwnerFailedError
         assert copy.type_name == "ExceptionGroup"
+
+    def test_a_group_with_a_plain_constructor_is_not_rebuilt_either(monkeypatch: pytest.MonkeyPatch) -> None:
+        group = vars(builtins)["ExceptionGroup"]
+        own = type("OwnGroup", (group,), {"__new__": lambda kind, text: group.__new__(kind, text, [ValueError()])})
+        monkeypatch.setattr(sys.modules[__name__], "OwnGroup", own, raising=False)
+        data = wire(module=__name__, name="OwnGroup", args=["many"], message=str(own("many")))
+
+        assert type(rebuild(data, "k")) is OwnerFailedError
 
 
 def test_causes_are_told_as_text() -> None:
