@@ -42,16 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.command(arguments)
         print(end="", flush=True)
     except ConfigurationError as exc:
-        return _fail(exc, USAGE)
+        status = _fail(exc, USAGE)
     except StoreError as exc:
-        return _fail(exc, UNREACHABLE)
+        status = _fail(exc, UNREACHABLE)
     except KeyboardInterrupt:
-        return DONE if arguments.command is _watch else INTERRUPTED
+        status = DONE if arguments.command is _watch else INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        status = INTERRUPTED if arguments.command is _demo else DONE
     except OSError as exc:
         _discard_output()
-        return DONE if isinstance(exc, BrokenPipeError) else _fail(exc, USAGE)
+        status = _fail(exc, USAGE)
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is told in one line
-        return _fail(f"{type(exc).__name__}: {exc}", UNREACHABLE)
+        status = _fail(f"{type(exc).__name__}: {exc}", UNREACHABLE)
     return status
 
 
