@@ -30,14 +30,25 @@ _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _COPIED_BYTES = 65536
 _LONGEST_TEXT = 300
 
+# redis-py makes classes of these words, and strips them from the text.
+_WORDS = {
+    "ReadOnlyError": "READONLY",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "OutOfMemoryError": "OOM",
+    "NoPermissionError": "NOPERM",
+    "AuthenticationError": "NOAUTH",
+    "AuthenticationWrongNumberOfArgsError": "NOAUTH",
+}
+
 # What a server says that cannot serve now, but may soon; by itself, or inside the error of a script.
 _FOR_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED", "BUSY ")
 _REMEDIES = {
     "OOM": "the server's memory is full: raise maxmemory, or let it evict",
     "NOPERM": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
-    "permission": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
     "NOAUTH": "the server wants a password: put it into the URL or the client",
-    "Authentication required": "the server wants a password: put it into the URL or the client",
     "WRONGPASS": "the server refuses this user or password",
     "READONLY": "the server is a replica: point to the primary",
     "LOADING": "the server is still loading its data",
@@ -126,7 +137,11 @@ def _talk(pool: Pool, link: Link, chunks: Sequence[bytes], size: int, replies: i
 
 def is_for_now(exc: Exception) -> bool:
     """Whether the server may do later what it refuses now."""
-    return any(word in str(exc) for word in _FOR_NOW)
+    return any(word in _said(exc) for word in _FOR_NOW)
+
+
+def _said(exc: Exception) -> str:
+    return f"{_WORDS.get(type(exc).__name__, '')} {exc}"
 
 
 def is_wrong_type(exc: BaseException | None) -> bool:
@@ -138,7 +153,7 @@ def translate(exc: Exception, operation: str, key: str) -> StoreError:
     """Our error for the client's or the server's: names the operation, the key, the cause and the remedy."""
     answered = isinstance(exc, (ResponseError, BusyLoadingError))
     passing = not isinstance(exc, (ResponseError, redis.AuthenticationError)) or is_for_now(exc)
-    remedy = next((text for word, text in _REMEDIES.items() if word in str(exc)), "")
+    remedy = next((text for word, text in _REMEDIES.items() if word in _said(exc)), "")
     if not remedy:
         remedy = (
             "check that the server is up and can be reached from here" if passing else "the server refused the command"

@@ -24,7 +24,7 @@ if not token or (ARGV[1] ~= '' and ARGV[1] ~= token) then
   return nil
 end
 
-life = life or '20000' -- of a board that was planted
+life = count_of(life) > 0 and life or '20000' -- of a board that was planted
 redis.call('DEL', KEYS[1])
 redis.call('PEXPIRE', KEYS[2], life)
 redis.call('XADD', KEYS[2], '*', 'event', 'cancelled', 'token', token, 'nonce', ARGV[2])

@@ -63,7 +63,7 @@ if left > 0 then
     place = redis.call('HINCRBY', KEYS[2], 'followers', 1)
   end
   if not id then
-    local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
+    local last = read(KEYS[3], 'XREVRANGE', '+', '-', 'COUNT', 1)
     id = last[1] and last[1][1] or '0-0'
   end
   return {WAIT, token, left, id, place, board[5] or '', board[6] or '', board[7] or '', tonumber(board[8])}

@@ -14,7 +14,7 @@ local board = read(KEYS[1], 'HMGET', 'ownerToken', 'lifeMs', 'status', 'forgotte
 local last = last_flight(KEYS[3])
 local open
 if board[1] then
-  open = {token = board[1], life = board[2] or last and last.life or '20000', forgotten = board[4], live = true}
+  open = {token = board[1], life = count_of(board[2]) > 0 and board[2] or '20000', forgotten = board[4], live = true}
 elseif last and not last.ended then
   open = last -- lapsed; somebody else's claim that waits for its number (INIT) does not end it
 end

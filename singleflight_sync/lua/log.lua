@@ -30,7 +30,7 @@ local function token_of(text)
 end
 
 local function count_of(text)
-  return tonumber(string.match(text or '', '^%d+$') or 0)
+  return #(text or '') <= 15 and tonumber(string.match(text or '', '^%d+$')) or 0
 end
 
 local function fields_of(entry)
@@ -114,6 +114,7 @@ end
 -- The flight of `token` if it is open: its board is there, or its lease lapsed and the log holds neither its end nor a newer claim.
 -- A claim that waits for its number (INIT) does not close it.
 local function open_flight(meta, stream, token)
+  read(stream, 'XLEN') -- drops what is no log, before anything is written
   local board = read(meta, 'HMGET', 'ownerToken', 'forgotten')
   if board[1] == token then
     return {live = true, forgotten = board[2]}
