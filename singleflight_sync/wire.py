@@ -45,9 +45,11 @@ _WORDS = {
 
 # What a server says that cannot serve now, but may soon; by itself, or inside the error of a script.
 _FOR_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED", "BUSY ")
+_FORBIDDEN = "the server's ACL forbids it: give this user the commands and the key pattern of the namespace"
 _REMEDIES = {
     "OOM": "the server's memory is full: raise maxmemory, or let it evict",
-    "NOPERM": "the server's ACL forbids it: give this user the commands and the key pattern of the namespace",
+    "NOPERM": _FORBIDDEN,
+    "ACL failure": _FORBIDDEN,
     "NOAUTH": "the server wants a password: put it into the URL or the client",
     "WRONGPASS": "the server refuses this user or password",
     "READONLY": "the server is a replica: point to the primary",

@@ -6,7 +6,7 @@
 -- Returns nothing.
 
 local lease, now = tonumber(ARGV[2]), now_ms()
-read(KEYS[1], 'ZCARD')
+read(KEYS[1], 'ZRANGE', 0, 0)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. whole(now))
 redis.call('ZADD', KEYS[1], whole(now + lease), ARGV[1])
 if redis.call('PTTL', KEYS[1]) < lease + 10000 then

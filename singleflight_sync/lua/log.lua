@@ -114,7 +114,7 @@ end
 -- The flight of `token` if it is open: its board is there, or its lease lapsed and the log holds neither its end nor a newer claim.
 -- A claim that waits for its number (INIT) does not close it.
 local function open_flight(meta, stream, token)
-  read(stream, 'XLEN') -- drops what is no log, before anything is written
+  read(stream, 'XRANGE', '-', '-', 'COUNT', 1) -- drops what is no log, before anything is written
   local board = read(meta, 'HMGET', 'ownerToken', 'forgotten')
   if board[1] == token then
     return {live = true, forgotten = board[2]}
