@@ -1,6 +1,6 @@
 """Django's Redis cache with a ``get_or_set`` that is computed once over all processes.
 
-Everything else stays Django's own: the client, its connections and its commands, the keys, what a timeout means. What was
+Everything else stays Django's own: the client, its connections and its commands, its keys and timeouts. What was
 deleted while it was computed is not stored, and what stands under the key when a computation ends is not replaced.
 """
 
@@ -103,7 +103,7 @@ class SingleFlightCache(RedisCache):
             return self._get_or_add(key, default, timeout, version)
         if not self.flights.is_enabled():
             return super().get_or_set(key, default, timeout, version)
-        full = self._text_key(key, version)
+        full = self._text(self.make_and_validate_key(key, version))
         if full is None:
             return super().get_or_set(key, default, timeout, version)
         if transactions.has_written() and conf.in_atomic(self._own) == "alone":
@@ -151,9 +151,8 @@ class SingleFlightCache(RedisCache):
         int(timeout)  # raises what the other methods raise
         return min(max(0.0, float(timeout)), _LONGEST)
 
-    def _text_key(self, key: Any, version: int | None) -> str | None:
+    def _text(self, full: Any) -> str | None:
         """The key in Redis as a text; None if it is none: ``KEY_FUNCTION`` returns what the client takes."""
-        full = self.make_and_validate_key(key, version=version)
         if not isinstance(full, str):
             try:
                 full = self._cache.get_client(write=True).get_encoder().encode(full).decode()
@@ -205,7 +204,7 @@ class SingleFlightCache(RedisCache):
         Returns:
             Whether there was a value.
         """
-        flights, full = self.flights, self._text_key(key, version)
+        flights, full = self.flights, self._text(self.make_and_validate_key(key, version))
         if full is None or not flights.is_enabled():
             return bool(super().delete(key, version))
         return self._forget([full])[0]
@@ -213,7 +212,7 @@ class SingleFlightCache(RedisCache):
     def delete_many(self, keys: Iterable[Any], version: int | None = None) -> None:
         """Delete the keys; what is being computed for them answers those who wait already, and is not stored."""
         keys = list(keys)
-        full = [self._text_key(key, version) for key in keys]
+        full = [self._text(self.make_and_validate_key(key, version)) for key in keys]
         if None in full or not self.flights.is_enabled():
             super().delete_many(keys, version)
         if self.flights.is_enabled():
@@ -229,7 +228,7 @@ class SingleFlightCache(RedisCache):
     @contextlib.contextmanager
     def _write(self, timeout: Any, version: int | None, *keys: Any) -> Iterator[None]:
         """Around a write of Django's own. Where the timeout makes a deletion of it, the keys are forgotten after it."""
-        full = [each for each in (self._text_key(key, version) for key in keys) if each is not None]
+        full = [text for key in keys if (text := self._text(self.make_key(key, version))) is not None]
         flights = self.flights
         try:
             yield
@@ -253,7 +252,7 @@ class SingleFlightCache(RedisCache):
         """
         full = super().make_and_validate_key(key, version)
         start = f"{conf.namespace(self._own)}:"
-        if full.startswith(start if isinstance(full, str) else start.encode()):
+        if (full.decode("latin-1") if isinstance(full, bytes) else str(full)).startswith(start):
             raise ValueError(
                 f"the cache key {full!r} begins as the keys of flights do: "
                 f"choose another KEY_PREFIX, or another NAMESPACE for {conf.NAME}"

@@ -103,7 +103,7 @@ def _check_together(both: Mapping[str, Any], place: str) -> Iterator[CheckMessag
     limit = _gunicorn_timeout()
     if limit and (hard is None or hard > limit):
         yield Warning(
-            f"{place}: HARD_TIMEOUT is above gunicorn's timeout of {limit:g} s, which kills a sync worker with its flight.",
+            f"{place}: HARD_TIMEOUT is above gunicorn's timeout of {limit:g} s, which kills a flight's worker.",
             hint="Make HARD_TIMEOUT shorter, so that a slow function ends with an error and not with its worker.",
             id="django_singleflight.W004",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from django.conf import settings
 from django.utils.module_loading import import_string
@@ -29,7 +29,7 @@ NAMES = _ENGINE | _OF_CACHES | {"URL", "NAMESPACE", "CODEC"}
 """What ``SINGLEFLIGHT`` may hold."""
 
 CACHE_NAMES = (_ENGINE - {"TTL"}) | _OF_CACHES | {"NAMESPACE"}
-"""What a cache may say of its own: its server is its ``LOCATION``, a value's life its timeout, the codec its serializer."""
+"""What a cache may say of its own: server, life and codec of values are its ``LOCATION``, timeout, serializer."""
 
 Arguments = dict[str, Any]
 """The arguments of `singleflight_sync.SingleFlight`, by name."""
@@ -110,9 +110,9 @@ def checked_in_atomic(value: Any) -> Literal["alone", "share"]:
     Raises:
         ConfigurationError: it is none.
     """
-    if value == "alone" or value == "share":  # noqa: PLR1714 - mypy understands this form
-        return value
-    raise ConfigurationError(f"IN_ATOMIC={value!r} must be 'alone' or 'share'")
+    if value not in ("alone", "share"):
+        raise ConfigurationError(f"IN_ATOMIC={value!r} must be 'alone' or 'share'")
+    return cast("Literal['alone', 'share']", value)
 
 
 def codec(value: Any) -> Codec:

@@ -1,7 +1,7 @@
 """Whether this thread is in a database transaction that has written, so that what it reads may be rolled back.
 
-An execute wrapper on each connection notes writes. It cannot see what goes past ``execute`` of Django's cursors: ``callproc``,
-``COPY``, a cursor of the database driver itself.
+An execute wrapper on each connection notes writes. It cannot see what goes past ``execute`` of Django's cursors:
+``callproc``, ``COPY``, a cursor of the database driver itself.
 """
 
 from __future__ import annotations

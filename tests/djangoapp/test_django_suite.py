@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import django
@@ -19,6 +18,7 @@ from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.servers import Server
 
@@ -80,6 +80,7 @@ def run(tests: Path, server: Server, backend: str, *labels: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(ROOT)]), "PYTHONWARNINGS": "default"}
     command = [sys.executable, "runtests.py", f"--settings={name}", "--parallel=1", "--verbosity=2", *labels]
     done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    (tests.parent / f"{labels[-1]}.log").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-8000:]
     return done.stderr
 
@@ -99,7 +100,7 @@ def test_the_tests_of_djangos_redis_backend_pass(django_tests: Path, start_serve
     ran, skipped, reasons = counts(run(django_tests, start_server(), SWAPPED, "cache.tests.RedisCacheTests"))
     assert ran >= 62
     assert skipped <= 3
-    assert reasons <= {"Culling isn't implemented in the Redis backend."}
+    assert reasons == {"Culling isn't implemented."}
 
 
 @pytest.mark.slow
@@ -109,6 +110,7 @@ def test_the_cache_tests_pass_with_our_backend(django_tests: Path, start_server:
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()
     (package / "tests.py").write_text(OF_ALL_BACKENDS)
-    ran, skipped, reasons = counts(run(django_tests, start_server(), NAMED, "cache", "singleflight_cache"))
-    assert ran >= 600
-    assert all("Culling" in each or "PyLibMC" in each or "PyMemcache" in each for each in reasons), reasons
+    ran, _, reasons = counts(run(django_tests, start_server(), NAMED, "cache", "singleflight_cache"))
+    assert ran >= 540
+    others = {f"{each} backend not configured" for each in ("PyLibMCCache", "PyMemcacheCache", "Redis")}
+    assert reasons <= {"Culling isn't implemented."} | others

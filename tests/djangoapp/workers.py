@@ -1,0 +1,59 @@
+"""What other processes of the project do; see the fixture ``start``."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import django
+from django.core.cache import cache
+
+if TYPE_CHECKING:
+    from tests.support.child import Channel
+
+
+def own(channel: Channel, keys: list[str], value: Any, timeout: float | None = 60) -> dict[str, Any]:
+    """Compute all keys, each in a thread; go on with them at the test's word."""
+    django.setup()
+    channel.send("ready")
+    channel.wait()
+    running, go_on = threading.Barrier(len(keys) + 1, timeout=20), threading.Event()
+
+    def compute() -> Any:
+        running.wait()
+        assert go_on.wait(60)
+        return value
+
+    with ThreadPoolExecutor(len(keys)) as pool:
+        calls = {key: pool.submit(cache.get_or_set, key, compute, timeout) for key in keys}
+        running.wait()
+        channel.send("running")
+        channel.wait()
+        go_on.set()
+        return {key: call.result(30) for key, call in calls.items()}
+
+
+def ask(channel: Channel, keys: list[str], value: Any, timeout: float | None = 60) -> dict[str, Any]:
+    """Ask for all keys, each in a thread; count what was computed here."""
+    django.setup()
+    channel.send("ready")
+    channel.wait()
+    computed = []
+
+    def compute(key: str) -> Any:
+        computed.append(key)
+        return value
+
+    with ThreadPoolExecutor(len(keys)) as pool:
+        calls = {key: pool.submit(cache.get_or_set, key, lambda key=key: compute(key), timeout) for key in keys}
+        values = {key: call.result(30) for key, call in calls.items()}
+    return {"values": values, "computed": sorted(computed)}
+
+
+def delete(channel: Channel, key: str) -> bool:
+    """Delete the key at the test's word."""
+    django.setup()
+    channel.send("ready")
+    channel.wait()
+    return bool(cache.delete(key))
