@@ -16,6 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterPipeline, RedisCluster
 from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from singleflight_sync import deadline
 from singleflight_sync.errors import ConfigurationError
@@ -176,10 +177,7 @@ class Single:
         """The pool of the one server."""
         pool = self._pool
         if pool is None:
-            client = self._opened()
-            source = client.connection_pool
-            settings = _settings(source.connection_kwargs)
-            pool = self._pool = Pool(lambda: source.connection_class(**settings))
+            pool = self._pool = Pool(_maker(self._opened().connection_pool))
         return pool
 
     def pool_at(self, address: Address) -> Pool:  # noqa: ARG002 - there is but one
@@ -256,6 +254,29 @@ class Cluster:
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()
+
+
+def _maker(pool: redis.ConnectionPool) -> Callable[[], Any]:
+    """Make connections to where this pool's lead."""
+    if isinstance(pool, SentinelConnectionPool):
+        pool = _own_sentinel(pool)
+        settings = pool.connection_kwargs
+    else:
+        settings = _settings(pool.connection_kwargs)
+    return lambda: pool.connection_class(**settings)
+
+
+def _own_sentinel(theirs: SentinelConnectionPool) -> SentinelConnectionPool:
+    """Ask the same sentinels, with time-outs of ours."""
+    given = theirs.sentinel_manager
+    sentinel = Sentinel([], min_other_sentinels=given.min_other_sentinels)
+    for each in given.sentinels:
+        asked = each.connection_pool
+        pool = redis.ConnectionPool(connection_class=asked.connection_class, **_settings(asked.connection_kwargs))
+        sentinel.sentinels.append(redis.Redis(connection_pool=pool))
+    settings = _settings(theirs.connection_kwargs)
+    settings.pop("connection_pool", None)
+    return SentinelConnectionPool(theirs.service_name, sentinel, connection_class=theirs.connection_class, **settings)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

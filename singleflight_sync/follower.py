@@ -50,6 +50,7 @@ class Follower:
         self._lease = 0.0
         self._lease_until = 0.0
         self._turn_at: float | None = None  # to claim in turn then
+        self._behind = False  # the log may hold entries that were not read in time
         self._out_of_touch = False
         self._steady_at = 0.0  # nobody is given up before that, after an outage
         self._dead: int | None = None  # token whose owner's process is gone
@@ -90,6 +91,7 @@ class Follower:
         self._token, self._log_id, self._counted, _ = position
         self._lease = lease
         self._lease_until = deadline.now()
+        self._behind = True
 
     def time_left(self) -> float:
         """Seconds until the lease that it knows of is over, never negative."""
@@ -128,14 +130,27 @@ class Follower:
     # -- one step
 
     def _step(self, pause: float, on_forgotten: Callable[[], None]) -> Outcome | None:
+        gone = self._watch is not None and self._watch.gone()
         try:
-            if self._listen(pause):
+            if self._behind:
+                return self._catch_up(on_forgotten)
+            if self._listen(0.0 if gone else pause):
                 return self._read(on_forgotten)
         except UnreachableError:
             self._lose_touch()
             time.sleep(min(RETRY, pause))
         if self._turn_at is None and not self._owner_is_gone() and not self.time_left():
             return self._look()
+        return None
+
+    def _catch_up(self, on_forgotten: Callable[[], None]) -> Outcome | None:
+        """Take what stands in the log before looking: it may hold more than one flight that has ended meanwhile."""
+        for entry in self._store.entries(self._names, self._log_id):
+            self._log_id = entry.log_id
+            result = self._note(entry, on_forgotten)
+            if result is not None:
+                return result
+        self._behind = False
         return None
 
     def _listen(self, pause: float) -> bool:
@@ -227,7 +242,7 @@ class Follower:
     # -- outages
 
     def _lose_touch(self) -> None:
-        self._out_of_touch = True
+        self._out_of_touch = self._behind = True
         if self._reading is not None:
             self._log_id = self._reading.log_id
             self._reading.close()

@@ -39,8 +39,7 @@ class Keeper:
     def ready(self, heartbeat: float) -> bool:
         """Have the thread run; False where no thread can."""
         self._wanted_at = deadline.now()
-        thread = self._thread
-        if thread is not None and self._tick <= heartbeat / 4 and thread.is_alive():
+        if self._thread is not None and self._tick <= heartbeat / 4:
             return True
         return self._start(heartbeat)
 

@@ -9,6 +9,7 @@ import enum
 import functools
 import hashlib
 import os
+import re
 from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -113,12 +114,11 @@ Fate = Entry | Answer
 
 
 class _Script:
-    """A script, its prelude put before it, in the form that is sent."""
+    """A script, its preludes put where it names them, in the form that is sent."""
 
     def __init__(self, name: str) -> None:
         text = _read(name)
-        header = next((line for line in text.splitlines() if line.startswith("-- prelude:")), "-- prelude:")
-        source = "\n".join([*(_read(each) for each in header.split(":")[1].split()), text]).encode()
+        source = re.sub(r"(?m)^-- prelude: (.*)$", lambda line: "\n".join(map(_read, line[1].split())), text).encode()
         self.source = (b"EVAL", source)
         self.digest = (b"EVALSHA", hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
         self.by_source = bulk(*self.source)
@@ -338,6 +338,11 @@ class Store:
         key = self.namespace.live
         self._pipeline([(key, (b"ZREM", key, *tags))])
 
+    def entries(self, names: Names, log_id: bytes) -> list[Entry]:
+        """What stands in the log behind ``log_id``."""
+        chunks = command(4, bulk(b"XRANGE", names.stream, b"(" + log_id, b"+"))
+        return [Entry.of(each, flat) for each, flat in self._send("follow", names, names.stream, chunks)]
+
     def follow(self, names: Names, log_id: bytes) -> Reading:
         """Block on the log of a key, behind ``log_id``.
 
@@ -365,8 +370,9 @@ class Store:
             self._pause()
         try:
             return attempt()
-        except UnreachableError:
-            self._pause()
+        except UnreachableError as exc:
+            if exc.pauses:
+                self._pause()
             raise
 
     def _pause(self) -> None:
@@ -438,6 +444,7 @@ def new_nonce() -> bytes:
     return os.urandom(8).hex().encode()
 
 
+@functools.lru_cache(maxsize=256)
 def terms(lease: float, error_ttl: float, max_takeovers: int, *, failures: bool) -> bytes:
     """The terms of a claim as the script takes them; times in seconds."""
     life_ms = to_ms(max(lease, error_ttl) + LOG_MARGIN)

@@ -39,6 +39,7 @@ _WORDS = {
     "TryAgainError": "TRYAGAIN",
     "OutOfMemoryError": "OOM",
     "NoPermissionError": "NOPERM",
+    "AskError": "TRYAGAIN",
     "AuthenticationError": "NOAUTH",
     "AuthenticationWrongNumberOfArgsError": "NOAUTH",
 }
@@ -63,9 +64,11 @@ class UnreachableError(StoreError):
 
     Attributes:
         answered: Whether it answered.
+        pauses: Whether it had better be left alone; not where a slot of a Cluster is just on the move.
     """
 
     answered = False
+    pauses = True
 
 
 def bulk(*parts: bytes) -> bytes:
@@ -167,6 +170,7 @@ def translate(exc: Exception, operation: str, key: str) -> StoreError:
     )
     if isinstance(error, UnreachableError):
         error.answered = answered
+        error.pauses = "TRYAGAIN" not in _said(exc)
     return error
 
 
@@ -205,21 +209,25 @@ def pipeline(server: Server, commands: Sequence[Command]) -> list[Any]:
         places.setdefault(server.pool(key), []).append(place)
     replies: list[Any] = [None] * len(commands)
     for pool, mine in places.items():
-        packed = b"".join([b"*%d\r\n" % len(commands[each][1]) + bulk(*commands[each][1]) for each in mine])
+        block = b"".join([b"*%d\r\n" % len(commands[each][1]) + bulk(*commands[each][1]) for each in mine])
         link = pool.take()
         try:
-            link.send([packed], len(packed))
+            link.send([block], len(block))
             for place in mine:
-                replies[place] = _reply(link)
+                replies[place] = _reply(link.receive)
         except BaseException:
             link.close()
             raise
         pool.give(link)
+    for place, (key, parts) in enumerate(commands):
+        if isinstance(replies[place], (MovedError, AskError)):
+            packed = command(len(parts), bulk(*parts))
+            replies[place] = _reply(lambda: exchange(server, key, packed))  # noqa: B023 - called at once
     return replies
 
 
-def _reply(link: Link) -> Any:
+def _reply(receive: Callable[[], Any]) -> Any:
     try:
-        return link.receive()
+        return receive()
     except ResponseError as exc:
         return exc

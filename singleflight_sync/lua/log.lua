@@ -10,9 +10,14 @@ local function whole(number)
   return string.format('%.0f', number) -- tostring() would print 1.8e+15
 end
 
+local clock
+
 local function now_us()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
+  if not clock then
+    local time = redis.call('TIME')
+    clock = time[1] * 1000000 + time[2]
+  end
+  return clock
 end
 
 local function now_ms()
