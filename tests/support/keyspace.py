@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from singleflight_sync.connect import from_client
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.keys import Namespace
 from singleflight_sync.log import Entry
-from singleflight_sync.store import LOG_MARGIN, Answer, Owned, Position, Right, Store, Waiting, _script, new_nonce, terms
+from singleflight_sync.store import (
+    LOG_MARGIN,
+    Answer,
+    Owned,
+    Position,
+    Right,
+    Store,
+    Waiting,
+    _script,
+    new_nonce,
+    terms,
+)
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
     from singleflight_sync.store import Fate, Forgotten
 
 NAMESPACE = Namespace("ai:flight")
+T = TypeVar("T")
 
 
 class Keyspace:
@@ -39,7 +51,7 @@ class Keyspace:
 
     # Scripts
 
-    def claim(  # noqa: PLR0913 - each is a term of the claim
+    def claim(
         self,
         nonce: bytes | None = None,
         *,
@@ -94,7 +106,8 @@ class Keyspace:
 
     def index(self, right: Right) -> None:
         """Enter the flight into the index."""
-        self._checked(self.store.index(self.names, right))
+        self.store.index(self.names, right)
+        self.check()
 
     def publish(
         self, right: Right, value: bytes = b"value", *, ttl: float | None = 5.0, nonce: bytes | None = None
@@ -123,7 +136,6 @@ class Keyspace:
         """Run a script with arguments of the test's own; its raw reply."""
         names, space = self.names, self.store.namespace
         keys = {
-            "claim": [names.result, names.meta, names.stream, *([] if self.on_cluster else [space.owner_seq])],
             "number": [space.owner_seq],
             "promote": [names.meta, names.stream],
             "giveback": [names.meta],
@@ -133,9 +145,13 @@ class Keyspace:
 
     # The steps of a claim on a Cluster
 
-    def init(self, nonce: bytes, *, lease: float = 3.0) -> Any:
+    def init(self, nonce: bytes, *, lease: float = 3.0, error_ttl: float = 0.0, most: int = 3) -> Any:
         """The first step: a claim that has no number yet; its raw reply."""
-        return self.run("claim", nonce, terms(lease, 0, 3, failures=True), b"owner", self.names.key.encode(), b"0")
+        asked = terms(lease, error_ttl, most, failures=True)
+        keys = [self.names.result, self.names.meta, self.names.stream]
+        return self._checked(
+            self.store._run("claim", self.names, keys, nonce, asked, b"owner", self.names.key.encode(), b"0")
+        )
 
     def number(self, floor: int = 0) -> int:
         """The second step."""
@@ -210,7 +226,7 @@ class Keyspace:
             self.client.xadd(self.names.stream, entry.fields, id=older)
         self.client.pexpire(self.names.stream, life)
 
-    def _checked(self, answer: Any) -> Any:
+    def _checked(self, answer: T) -> T:
         self.check()
         return answer
 

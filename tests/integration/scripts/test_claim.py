@@ -84,7 +84,9 @@ def test_numbers_of_any_size_stand_in_full(space: Keyspace) -> None:
     space.renew(right)
     board = space.board()
     numbers = [board[name] for name in (*TIMES, "ownerToken", "leaseMs", "lifeMs", "followers", "takeovers")]
-    numbers += [value.decode() for name, value in space.log()[0].fields.items() if name in {b"token", b"lease", b"life"}]
+    numbers += [
+        value.decode() for name, value in space.log()[0].fields.items() if name in {b"token", b"lease", b"life"}
+    ]
     assert [number for number in numbers if not number.isdigit()] == []
     space.publish(right, ttl=1e6)
     assert space.result() == b"%d:value" % right.token
@@ -341,7 +343,12 @@ def test_a_claim_that_names_a_dead_owner_and_is_sent_again_owns_the_same_flight(
 def test_unknown_entries_and_fields_are_passed_over(space: Keyspace) -> None:
     nonce = new_nonce()
     right = space.own(nonce)
-    for fields in ({"event": "shiny", "token": right.token}, {"what": "else"}, {"event": "ended"}, {"token": right.token}):
+    for fields in (
+        {"event": "shiny", "token": right.token},
+        {"what": "else"},
+        {"event": "ended"},
+        {"token": right.token},
+    ):
         space.client.xadd(space.names.stream, fields)
     space.client.hset(space.names.meta, "shiny", "1")
     assert space.wait().token == right.token
@@ -385,7 +392,11 @@ def test_a_flight_goes_on_under_a_new_token_when_meta_and_log_were_lost(space: K
     right = space.own(continues=lost.token)
     assert right.token > lost.token
     (entry,) = space.log()
-    assert (entry.event, entry.fields[b"continues"], entry.fields[b"takeovers"]) == (b"claimed", b"%d" % lost.token, b"0")
+    assert (entry.event, entry.fields[b"continues"], entry.fields[b"takeovers"]) == (
+        b"claimed",
+        b"%d" % lost.token,
+        b"0",
+    )
     follower = space.wait()
     assert (follower.forgotten, follower.continues, follower.token) == (True, lost.token, right.token)
     assert space.renew(right) == (Answer.DONE, True)

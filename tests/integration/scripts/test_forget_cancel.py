@@ -58,7 +58,7 @@ def test_result_and_open_flight_are_forgotten_together(space: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("lapsed", [False, True], ids=["alive", "lapsed"])
-def test_a_second_forget_writes_nothing_more(space: Keyspace, lapsed: bool) -> None:
+def test_a_second_forget_writes_nothing_more(space: Keyspace, *, lapsed: bool) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -137,7 +137,7 @@ def test_where_no_flight_is_open_nothing_is_cancelled(space: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("lapsed", [False, True], ids=["alive", "lapsed"])
-def test_an_open_flight_ends_at_once(space: Keyspace, lapsed: bool) -> None:
+def test_an_open_flight_ends_at_once(space: Keyspace, *, lapsed: bool) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -188,7 +188,7 @@ def test_a_forgotten_flight_can_be_cancelled(space: Keyspace) -> None:
 
 @pytest.mark.parametrize("token", [False, True], ids=["whichever", "with a token"])
 @pytest.mark.parametrize("lapsed", [False, True], ids=["alive", "lapsed"])
-def test_a_cancel_that_is_sent_again_ends_no_later_flight(space: Keyspace, token: bool, lapsed: bool) -> None:
+def test_a_cancel_that_is_sent_again_ends_no_later_flight(space: Keyspace, *, token: bool, lapsed: bool) -> None:
     right, nonce = space.own(), new_nonce()
     if lapsed:
         space.lapse()

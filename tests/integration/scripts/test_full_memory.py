@@ -43,7 +43,7 @@ def fill(space: Keyspace) -> None:
 
 
 @lapsing
-def test_an_owner_renews(space: Keyspace, lapsed: bool) -> None:
+def test_an_owner_renews(space: Keyspace, *, lapsed: bool) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -54,7 +54,7 @@ def test_an_owner_renews(space: Keyspace, lapsed: bool) -> None:
 
 @lapsing
 @pytest.mark.parametrize("event", ["failed", "released"])
-def test_an_owner_ends_its_flight_without_a_value(space: Keyspace, lapsed: bool, event: str) -> None:
+def test_an_owner_ends_its_flight_without_a_value(space: Keyspace, *, lapsed: bool, event: str) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -65,7 +65,7 @@ def test_an_owner_ends_its_flight_without_a_value(space: Keyspace, lapsed: bool,
 
 
 @lapsing
-def test_a_flight_can_be_cancelled(space: Keyspace, lapsed: bool) -> None:
+def test_a_flight_can_be_cancelled(space: Keyspace, *, lapsed: bool) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -76,7 +76,7 @@ def test_a_flight_can_be_cancelled(space: Keyspace, lapsed: bool) -> None:
 
 @lapsing
 @pytest.mark.parametrize("token", [False, True], ids=["whichever", "with a token"])
-def test_a_flight_can_be_forgotten(space: Keyspace, lapsed: bool, token: bool) -> None:
+def test_a_flight_can_be_forgotten(space: Keyspace, *, lapsed: bool, token: bool) -> None:
     right = space.own()
     if lapsed:
         space.lapse()
@@ -160,7 +160,7 @@ def test_a_claim_that_names_a_dead_owner_is_taken_or_refused_as_a_whole(space: K
 
 @lapsing
 @pytest.mark.parametrize(("size", "ttl"), [(5, 5.0), (5, 0.0), (20_000, 60.0)])
-def test_a_publication_is_refused_as_a_whole(space: Keyspace, lapsed: bool, size: int, ttl: float) -> None:
+def test_a_publication_is_refused_as_a_whole(space: Keyspace, *, lapsed: bool, size: int, ttl: float) -> None:
     right = space.own()
     if lapsed:
         space.lapse()

@@ -151,7 +151,7 @@ def test_a_value_without_a_life_is_for_those_in_the_flight_alone(space: Keyspace
     [(16_384, 60.0, True), (16_385, 60.0, False), (16_385, 10.0, False), (16_385, 9.9, True), (16_385, 0.0, True)],
 )
 def test_a_large_value_is_fetched_if_it_stays_long_enough_to_be_found(
-    space: Keyspace, size: int, ttl: float, rides: bool
+    space: Keyspace, size: int, ttl: float, *, rides: bool
 ) -> None:
     right = space.own()
     space.publish(right, b"x" * size, ttl=ttl)
@@ -241,7 +241,7 @@ def test_a_failure_stands_in_the_log_with_the_time_that_it_is_kept(space: Keyspa
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_release_says_whether_it_counts(space: Keyspace, counted: bool) -> None:
+def test_a_release_says_whether_it_counts(space: Keyspace, *, counted: bool) -> None:
     right = space.own()
     assert space.release(right, counted=counted) is Answer.DONE
     entry = space.log()[-1]
@@ -268,7 +268,7 @@ def test_a_flight_whose_log_alone_was_lost_is_still_its_owners(space: Keyspace, 
 
 @acts
 @pytest.mark.parametrize("lapsed", [False, True], ids=["alive", "lapsed"])
-def test_after_a_takeover_the_old_owner_changes_nothing(space: Keyspace, act: Act, lapsed: bool) -> None:
+def test_after_a_takeover_the_old_owner_changes_nothing(space: Keyspace, act: Act, *, lapsed: bool) -> None:
     old = space.own()
     space.lapse()
     new = space.own()
@@ -339,12 +339,15 @@ def test_the_old_token_is_worth_nothing_once_the_flight_goes_on_under_a_new_one(
 
 
 @pytest.mark.parametrize("name", ["publish", "fail", "release"])
-@pytest.mark.parametrize("moment", ["at once", "after the lease", "after later flights", "while the next is in the air"])
+@pytest.mark.parametrize(
+    "moment", ["at once", "after the lease", "after later flights", "while the next is in the air"]
+)
 def test_an_end_that_is_sent_again_is_done_and_written_once(space: Keyspace, name: str, moment: str) -> None:
     right, nonce = space.own(), new_nonce()
     if moment == "after the lease":
         space.lapse()
-    ending = {"publish": space.publish, "fail": space.fail, "release": space.release}[name]
+    endings: dict[str, Callable[..., Any]] = {"publish": space.publish, "fail": space.fail, "release": space.release}
+    ending = endings[name]
     assert ending(right, nonce=nonce) is Answer.DONE
     if moment.startswith(("after later", "while")):
         space.forget()

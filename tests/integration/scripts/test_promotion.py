@@ -108,7 +108,9 @@ def test_a_promotion_writes_board_and_log_and_sets_the_full_lease(clustered: Key
 
 
 @pytest.mark.parametrize("lapsed", [False, True], ids=["at once", "after the lease"])
-def test_a_promotion_that_is_sent_again_answers_with_the_token_already_there(clustered: Keyspace, lapsed: bool) -> None:
+def test_a_promotion_that_is_sent_again_answers_with_the_token_already_there(
+    clustered: Keyspace, *, lapsed: bool
+) -> None:
     nonce = new_nonce()
     clustered.init(nonce)
     right = promoted(clustered, nonce)
@@ -230,7 +232,9 @@ def test_a_flight_in_the_air_is_not_given_back(clustered: Keyspace) -> None:
     assert clustered.renew(right) == (Answer.DONE, False)
 
 
-def test_where_no_number_can_be_had_the_claim_is_given_back_at_once(cluster: Cluster, request: pytest.FixtureRequest) -> None:
+def test_where_no_number_can_be_had_the_claim_is_given_back_at_once(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
     client = cluster.client()
     dispenser = client.get_node_from_key("ai:flight:owner-seq")
     key = next(key for key in map(str, range(100)) if client.get_node_from_key(f"{{{key}}}") != dispenser)

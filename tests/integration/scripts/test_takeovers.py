@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tests.support.keyspace import Keyspace
 
 
-def takeovers(space: Keyspace, **how: int) -> int:
+def takeovers(space: Keyspace, most: int = 3) -> int:
     """Claim, and become the owner; how many takeovers were counted."""
-    answer = space.claim(**how)
+    answer = space.claim(most=most)
     assert isinstance(answer, Owned), answer
     assert space.board()["takeovers"] == str(answer.takeovers)
     assert space.log()[-1].number(b"takeovers") == answer.takeovers
