@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import CBORCodec, Codec, JSONCodec, PickleCodec
 from singleflight_sync.default import configure
-from singleflight_sync.default import group as _group
+from singleflight_sync.default import group as default_group
 from singleflight_sync.errors import (
     CodecError,
     ConfigurationError,
@@ -19,6 +19,7 @@ from singleflight_sync.errors import (
     SingleFlightError,
     StoreError,
     TakeoverLimitError,
+    TooManyWaitingError,
     WaitTimeoutError,
 )
 from singleflight_sync.events import (
@@ -34,11 +35,13 @@ from singleflight_sync.events import (
     StoreFailed,
     WaitTimedOut,
 )
+from singleflight_sync.failures import describe as describe_error
+from singleflight_sync.failures import rebuild as rebuild_error
 from singleflight_sync.group import SingleFlight
 from singleflight_sync.group import decorator as _decorator
 from singleflight_sync.info import FlightInfo
 from singleflight_sync.options import RunOptions
-from singleflight_sync.owner import Flight, Unshared, current_flight
+from singleflight_sync.owner import Flight, Kept, Unshared, current_flight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +78,7 @@ __all__ = [
     "FlightTakenOver",
     "HardTimeoutError",
     "JSONCodec",
+    "Kept",
     "OwnerFailedError",
     "PickleCodec",
     "ReentrantFlightError",
@@ -85,6 +89,7 @@ __all__ = [
     "StoreError",
     "StoreFailed",
     "TakeoverLimitError",
+    "TooManyWaitingError",
     "Unshared",
     "WaitTimedOut",
     "WaitTimeoutError",
@@ -92,19 +97,30 @@ __all__ = [
     "close",
     "configure",
     "current_flight",
+    "default_group",
+    "describe_error",
     "forget",
     "get",
     "live",
     "peek",
+    "rebuild_error",
     "run",
     "single_flight",
     "subscribe",
 ]
 
 
-def run(key: str, fn: Callable[[], T], **options: Unpack[RunOptions]) -> T:
+def run(
+    key: str,
+    fn: Callable[[], T],
+    *,
+    codec: Codec | None = None,
+    max_waiting: int | None = None,
+    on_wait: Callable[[], object] | None = None,
+    **options: Unpack[RunOptions],
+) -> T:
     """Run ``fn`` as one flight of the default group; see `SingleFlight.run`."""
-    return _group().run(key, fn, **options)
+    return default_group().run(key, fn, codec=codec, max_waiting=max_waiting, on_wait=on_wait, **options)
 
 
 @overload
@@ -113,45 +129,45 @@ def single_flight(function: Callable[P, T], /) -> Shared[P, T]: ...
 
 @overload
 def single_flight(
-    function: None = None, /, *, key: str | Callable[P, str] | None = None, **options: Unpack[RunOptions]
+    function: None = None, /, *, key: str | Callable[..., str] | None = None, **options: Unpack[RunOptions]
 ) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
 
 
 def single_flight(function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
     """Decorate a function for the default group; see `SingleFlight.single_flight`."""
-    return _decorator(_group, function, key, options)
+    return _decorator(default_group, function, key, options)
 
 
 def get(key: str, default: Any = None) -> Any:
     """The fresh result of ``key`` in the default group; see `SingleFlight.get`."""
-    return _group().get(key, default)
+    return default_group().get(key, default)
 
 
 def peek(key: str) -> FlightInfo | None:
     """The live flight of ``key`` in the default group; see `SingleFlight.peek`."""
-    return _group().peek(key)
+    return default_group().peek(key)
 
 
 def live() -> list[FlightInfo]:
     """All live flights of the default group, oldest first; see `SingleFlight.live`."""
-    return _group().live()
+    return default_group().live()
 
 
 def cancel(key: str, fencing_token: int | None = None) -> bool:
     """End the open flight of ``key`` in the default group; see `SingleFlight.cancel`."""
-    return _group().cancel(key, fencing_token)
+    return default_group().cancel(key, fencing_token)
 
 
 def forget(key: str, fencing_token: int | None = None) -> bool:
     """Drop the result of ``key`` in the default group; see `SingleFlight.forget`."""
-    return _group().forget(key, fencing_token)
+    return default_group().forget(key, fencing_token)
 
 
 def subscribe(callback: Callback) -> Callable[[], None]:
     """Have ``callback`` called with each event of the default group; see `SingleFlight.subscribe`."""
-    return _group().subscribe(callback)
+    return default_group().subscribe(callback)
 
 
 def close() -> None:
     """Close the default group; see `SingleFlight.close`."""
-    _group().close()
+    default_group().close()

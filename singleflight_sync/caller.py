@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, keeper, outcome
 from singleflight_sync.cancel import CancelToken
@@ -31,6 +31,7 @@ from singleflight_sync.wire import persist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from singleflight_sync.codecs import Codec
     from singleflight_sync.events import FlightEvent
     from singleflight_sync.keys import Names
     from singleflight_sync.local import Rooms
@@ -41,12 +42,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("singleflight_sync")
 
 
+class Manner(NamedTuple):
+    """What one call wants besides the options."""
+
+    codec: Codec
+    ttl: float | None
+    """Life of the value in seconds; None = without end."""
+    max_waiting: int | None = None
+    on_wait: Callable[[], object] | None = None
+    """Called once, before this caller begins to wait for somebody else."""
+
+
 class Caller:
     """One call of ``run``. Used by one thread."""
 
     __slots__ = (
         "_function",
         "_lease",
+        "_manner",
         "_names",
         "_options",
         "_outer",
@@ -55,26 +68,23 @@ class Caller:
         "_runtime",
         "_terms",
         "_token",
-        "_ttl",
         "_unreadable",
+        "_waits",
     )
 
     def __init__(
-        self, runtime: Runtime, names: Names, function: Callable[[], Any], options: Options, ttl: float | None
+        self, runtime: Runtime, names: Names, function: Callable[[], Any], options: Options, manner: Manner
     ) -> None:
         self._runtime = runtime
         self._names = names
         self._function = function
         self._options = options
-        self._ttl = ttl
+        self._manner = manner
+        self._waits = False
         self._rooms = runtime.shared.rooms
         self._outer = outer = check_entrance(self._rooms, names.key)
-        self._patience = Patience(
-            names.key,
-            options.wait_timeout,
-            None if outer is None else outer.cancel_token,
-            "" if outer is None else outer.key,
-        )
+        token, key = (None, "") if outer is None else (outer.cancel_token, outer.key)
+        self._patience = Patience(names.key, options.wait_timeout, token, key, manner.max_waiting)
         self._lease = _lease(names.key, options)
         self._terms = terms(self._lease, options.error_ttl, options.max_takeovers, failures=options.share_errors)
         self._token: int | None = None
@@ -123,6 +133,8 @@ class Caller:
             return self._lead(seat, follower)
         if self._options.wait_timeout == 0:
             return self._glance(seat)
+        self._patience.check_queue(self._rooms.waiting(seat))
+        self._begin_to_wait()
         self.tell(FlightFollowed, place=0)
         result = self._rooms.wait(seat, self._patience)
         return self._lead(seat, seat.state) if result is None else self._taken(result)
@@ -140,7 +152,7 @@ class Caller:
         if stored is None:
             raise self._patience.over()
         try:
-            return Landed(self._runtime.codec.loads(stored.value))
+            return Landed(self._manner.codec.loads(stored.value))
         except Exception as exc:
             raise self._patience.over() from exc
 
@@ -151,7 +163,7 @@ class Caller:
         if result.known:
             return Landed(result.known[0])
         try:
-            return Landed(self._runtime.codec.loads(result.payload))
+            return Landed(self._manner.codec.loads(result.payload))
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning(
                 "the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc
@@ -193,7 +205,9 @@ class Caller:
                 seat.state = None
                 return answer
             elif isinstance(answer, Waiting):
-                follower = follower or self._follower()
+                if follower is None:
+                    self._patience.check_queue(answer.place)
+                    follower = self._follower()
                 self._joined(follower, answer)
             elif isinstance(answer, Entry):
                 result = outcome.of_end(answer) if follower is None else follower.ended(answer)
@@ -209,8 +223,17 @@ class Caller:
         if self._options.wait_timeout == 0:
             raise self._patience.over()
         follower.join(answer)
+        self._begin_to_wait()
         self._token = answer.token
         self.tell(FlightFollowed, place=follower.place)
+
+    def _begin_to_wait(self) -> None:
+        if self._manner.on_wait is not None and not self._waits:
+            self._waits = True
+            try:
+                self._manner.on_wait()
+            except Exception:
+                logger.exception("on_wait of key %r failed", self._names.key)
 
     def _claim(self, follower: Follower | None) -> Stored | Owned | Waiting | Entry | Answer:
         store = self._runtime.store
@@ -228,7 +251,7 @@ class Caller:
     def _read(self, seat: Seat[Outcome, Follower], stored: Stored) -> Landed | None:
         """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""
         try:
-            value = self._runtime.codec.loads(stored.value)
+            value = self._manner.codec.loads(stored.value)
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
             if self._unreadable:  # once more: somebody with another codec is at it
@@ -264,7 +287,9 @@ class Caller:
         self._runtime.own.add(lease)
         keeper.keeper().watch(lease)
         try:
-            return Owner(flight, lease, aboard, options, self._runtime.codec, self._ttl, self.tell).fly(self._function)
+            return Owner(flight, lease, aboard, options, self._manner.codec, self._manner.ttl, self.tell).fly(
+                self._function
+            )
         finally:
             lease.stop()
             keeper.keeper().leave(lease)

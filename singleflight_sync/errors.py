@@ -25,6 +25,10 @@ class WaitTimeoutError(SingleFlightError, TimeoutError):
     """Raised when this caller's ``wait_timeout`` passed before the flight had an outcome."""
 
 
+class TooManyWaitingError(SingleFlightError):
+    """Raised when this caller would wait where ``max_waiting`` others wait already."""
+
+
 class HardTimeoutError(SingleFlightError, TimeoutError):
     """Raised when the flight ran past ``hard_timeout``, or past ``stall_timeout`` without a checkpoint."""
 

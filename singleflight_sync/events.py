@@ -178,7 +178,7 @@ class Observers:
         for subscription in self._subscriptions:
             try:
                 subscription.callback(event)
-            except Exception:  # noqa: PERF203 - each callback fails for itself
+            except Exception:
                 if not subscription.failed:
                     subscription.failed = True
                     logger.exception(

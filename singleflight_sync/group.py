@@ -6,15 +6,15 @@ import functools
 import inspect
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from singleflight_sync import connect, presence, urls
-from singleflight_sync.caller import Caller
+from singleflight_sync.caller import Caller, Manner
 from singleflight_sync.codecs import JSONCodec
 from singleflight_sync.errors import ConfigurationError, StoreError
 from singleflight_sync.events import Observers, StoreFailed
 from singleflight_sync.info import FlightInfo
-from singleflight_sync.keys import Namespace, key_from_template, key_of_call
+from singleflight_sync.keys import Namespace, key_from_template, key_of_call, refuse_requests
 from singleflight_sync.options import Options
 from singleflight_sync.owner import own_value
 from singleflight_sync.runtime import Runtime, shared
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from singleflight_sync.options import RunOptions
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Mode = Literal["plain", "local"]
@@ -53,6 +54,14 @@ class Shared(Protocol[P, T_co]):
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The key of such a call, for ``forget`` and ``cancel``."""
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Shared[P, T_co]: ...
+
+    @overload
+    def __get__(
+        self: Shared[Concatenate[Any, Q], T_co], instance: object, owner: type | None = None, /
+    ) -> Callable[Q, T_co]: ...
 
 
 class SingleFlight:
@@ -120,7 +129,16 @@ class SingleFlight:
 
     # -- flights
 
-    def run(self, key: str, fn: Callable[[], T], **options: Unpack[RunOptions]) -> T:
+    def run(
+        self,
+        key: str,
+        fn: Callable[[], T],
+        *,
+        codec: Codec | None = None,
+        max_waiting: int | None = None,
+        on_wait: Callable[[], object] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> T:
         """Return ``fn()``, computed once for all who ask for ``key`` at the same time, in all processes.
 
         ``fn`` runs in the caller's own thread and context, if at all. The owner gets its own object; every
@@ -129,9 +147,14 @@ class SingleFlight:
         Args:
             key: any non-empty text.
             fn: takes no argument; may look at `current_flight`.
+            codec: instead of the group's.
+            max_waiting: refuse to wait where more callers than that would wait, this one included: in this
+                process, or processes in the flight's queue.
+            on_wait: called once in this thread, before it begins to wait for somebody else.
             **options: what differs from the group's options.
 
         Raises:
+            TooManyWaitingError: ``max_waiting`` is exceeded.
             WaitTimeoutError: no outcome within ``wait_timeout``.
             HardTimeoutError: the flight ran past ``hard_timeout`` or ``stall_timeout``.
             FlightCancelledError: it was ended by `cancel`.
@@ -155,14 +178,15 @@ class SingleFlight:
         names = self._names(key)
         if mode == "plain" or not chosen.is_enabled():
             return cast("T", own_value(fn()))
-        return cast("T", Caller(self._runtime(), names, fn, chosen, None if endless else chosen.ttl).obtain())
+        manner = Manner(codec or self._codec, None if endless else chosen.ttl, max_waiting, on_wait)
+        return cast("T", Caller(self._runtime(), names, fn, chosen, manner).obtain())
 
     @overload
     def single_flight(self, function: Callable[P, T], /) -> Shared[P, T]: ...
 
     @overload
     def single_flight(
-        self, function: None = None, /, *, key: str | Callable[P, str] | None = None, **options: Unpack[RunOptions]
+        self, function: None = None, /, *, key: str | Callable[..., str] | None = None, **options: Unpack[RunOptions]
     ) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
 
     def single_flight(self, function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
@@ -243,7 +267,7 @@ class SingleFlight:
             StoreError: Redis is unreachable.
         """
         names, store = self._names(key), self._store()
-        token = None if store is None else store.cancel(names, fencing_token)
+        token = self._airborne(key, fencing_token) if store is None else store.cancel(names, fencing_token)
         if token is None:
             return False
         self.part(key)
@@ -283,10 +307,12 @@ class SingleFlight:
 
     def _forgotten(self, keys: Sequence[str], token: int | None) -> list[Forgotten]:
         every, store = [self._names(key) for key in keys], self._store()
-        if store is None:
-            return [Forgotten(stored=False, other=False, token=None) for _ in keys]
         try:
-            found = store.forget(every, token)
+            if store is None:
+                tokens = [self._airborne(key, token) for key in keys]
+                found = [Forgotten(stored=False, other=each is not None, token=each) for each in tokens]
+            else:
+                found = store.forget(every, token)
         finally:
             self.part(*keys)  # not before: a caller between the two would join what is being forgotten
         for lease in self._runtime().shared.leases.copy():
@@ -295,7 +321,31 @@ class SingleFlight:
                     lease.forgotten(each.token)
         return found
 
+    def _airborne(self, key: str, token: int | None) -> int | None:
+        """The token of the flight that no Redis knows of, where all stay inside the process (see `testing`)."""
+        leases = () if mode == "plain" else self._runtime().shared.leases.copy()
+        tokens = [lease.right.token for lease in leases if lease.names.key == key]
+        return next((each for each in tokens if token in {None, each}), None)
+
     # -- for those who build on flights
+
+    def put(self, key: str, value: object, ttl: float, *, codec: Codec | None = None) -> None:
+        """Store a fresh result without a flight, instead of what is there; touches no flight in the air.
+
+        Args:
+            key: As for `run`.
+            value: As a function would return it.
+            ttl: Its life in seconds.
+            codec: Instead of the group's.
+
+        Raises:
+            StoreError: Redis is unreachable or refuses.
+            CodecError: The value cannot be encoded.
+        """
+        names, store = self._names(key), self._store()
+        if store is not None and ttl > 0:
+            payload = (codec or self._codec).dumps(value)
+            store.first(key, lambda: store.put(names, payload, ttl))
 
     def is_enabled(self) -> bool:
         """Whether `run` shares at all: by the option ``enabled``, and by `singleflight_sync.testing`."""
@@ -353,7 +403,7 @@ class SingleFlight:
         store = None if server is None else Store(server, self.namespace, bare=self._result_key is not None)
         identity = id(self) if server is None else server.identity
         common = shared((place, identity, self.namespace.name, self._result_key is not None))
-        return Runtime(self.name, place[0], presence.own_id().encode(), store, self._codec, self._observers, common)
+        return Runtime(self.name, place[0], presence.own_id().encode(), store, self._observers, common)
 
     def _server(self) -> Server:
         return (
@@ -383,6 +433,7 @@ def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, option
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            refuse_requests(function, args)
             return group().run(key_of(args, kwargs), functools.partial(function, *args, **kwargs), **options)
 
         wrapper.key = lambda *args, **kwargs: key_of(args, kwargs)  # type: ignore[attr-defined]

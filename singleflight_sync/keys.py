@@ -277,6 +277,18 @@ def _argument(function: str, parameter: str, value: object) -> str:
     raise TypeError(message)
 
 
+def refuse_requests(function: Callable[..., Any], args: Sequence[object]) -> None:
+    """Refuse a Django request among the arguments: what a view returns must not be shared like a plain value.
+
+    Raises:
+        TypeError: There is one.
+    """
+    for value in args:
+        if _is_http_request(type(value)):
+            message = f"{function!r} is called with a request: for a view use django_singleflight.single_flight"
+            raise TypeError(message)
+
+
 def _is_http_request(kind: type) -> bool:
     return any(base.__module__.startswith("django.http") and base.__name__ == "HttpRequest" for base in kind.__mro__)
 

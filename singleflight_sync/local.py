@@ -83,6 +83,14 @@ class Rooms(Generic[Out, State]):
         """Whether a caller of this key would find a room."""
         return key in self._rooms
 
+    def waiting(self, seat: Seat[Out, State]) -> int:
+        """How many callers wait in the seat's room: those in a seat, and a leader that follows."""
+        with self._lock:
+            room = seat.room
+            if room is None:
+                return 0
+            return len(room.waiting) + (room.leader is not None and room.leader.state is not None)
+
     def wait(self, seat: Seat[Out, State], patience: Patience) -> Out | None:
         """Wait for the room's outcome; None: this caller leads now, with the seat's ``state``.
 

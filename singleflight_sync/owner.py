@@ -100,9 +100,21 @@ class Unshared(NamedTuple):
     value: Any
 
 
+class Kept(NamedTuple):
+    """What a function returns whose value has a life of its own for those who come later, whatever ``ttl`` says.
+
+    Attributes:
+        value: What everybody in the flight gets.
+        ttl: In seconds; 0 = nobody else gets it.
+    """
+
+    value: Any
+    ttl: float
+
+
 def own_value(value: Any) -> Any:
     """What a function returned, for the caller that called it directly."""
-    return value.value if isinstance(value, Unshared) else value
+    return value.value if isinstance(value, (Unshared, Kept)) else value
 
 
 class Landed(NamedTuple):
@@ -169,18 +181,20 @@ class Owner(NamedTuple):
             self.lease.release(counted=False)
             self.aboard.vacate()
             return Landed(value.value)
+        ttl = self.ttl
+        if isinstance(value, Kept):
+            value, ttl = value
         try:
             payload = self._encoded(value)
         except CodecError as exc:
             return self._failed(exc, began)
-        return self._published(value, payload, began)
+        return self._published(value, payload, ttl, began)
 
     def _encoded(self, value: Any) -> bytes:
         try:
             payload = self.codec.dumps(value)
         except CodecError as exc:
-            exc.value = value
-            raise
+            raise CodecError(f"the value of key {self.flight.key!r} cannot be shared: {exc}", value) from exc
         except Exception as exc:  # of a codec of the user's
             raise CodecError(
                 f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value
@@ -193,10 +207,10 @@ class Owner(NamedTuple):
             )
         return payload
 
-    def _published(self, value: Any, payload: bytes, began: float) -> Landed | Refused | Failure:
+    def _published(self, value: Any, payload: bytes, ttl: float | None, began: float) -> Landed | Refused | Failure:
         mine = Value(payload, (value,) if is_immutable(value) else ())
         try:
-            fate = self.lease.publish(payload, self.ttl)
+            fate = self.lease.publish(payload, ttl)
         except StoreError as exc:
             self.tell(StoreFailed, operation="publish", error=str(exc))
             if isinstance(exc, UnreachableError) and self.options.on_store_error == "raise":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from singleflight_sync import deadline
 from singleflight_sync.deadline import Deadline
-from singleflight_sync.errors import WaitTimeoutError
+from singleflight_sync.errors import TooManyWaitingError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from singleflight_sync.cancel import CancelToken
@@ -18,11 +18,19 @@ NESTED_SLICE = 0.1
 class Patience:
     """The patience of one caller. Counts the time spent following, not computing. Used by one thread."""
 
-    __slots__ = ("_deadline", "_key", "_outer", "_outer_key", "began", "error", "seconds")
+    __slots__ = ("_deadline", "_key", "_max_waiting", "_outer", "_outer_key", "began", "error", "seconds")
 
-    def __init__(self, key: str, seconds: float | None, outer: CancelToken | None = None, outer_key: str = "") -> None:
+    def __init__(
+        self,
+        key: str,
+        seconds: float | None,
+        outer: CancelToken | None = None,
+        outer_key: str = "",
+        max_waiting: int | None = None,
+    ) -> None:
         """``seconds`` as in ``wait_timeout``; ``outer``: the cancel token of the flight that the caller runs."""
         self._key = key
+        self._max_waiting = max_waiting
         self._deadline = Deadline(seconds)
         self._outer = outer
         self._outer_key = outer_key
@@ -64,6 +72,18 @@ class Patience:
             )
         self.error = WaitTimeoutError(text)
         return self.error
+
+    def check_queue(self, waiting: int) -> None:
+        """Refuse to wait where too many wait already; ``waiting`` includes this caller.
+
+        Raises:
+            TooManyWaitingError: there are more than ``max_waiting``.
+        """
+        if self._max_waiting is not None and waiting > self._max_waiting:
+            raise TooManyWaitingError(
+                f"{waiting} callers would wait for key {self._key!r}, more than max_waiting={self._max_waiting}: "
+                f"try again later, or raise max_waiting"
+            )
 
     def resume(self, computing: float) -> None:
         """Give back the seconds that the caller spent computing."""

@@ -11,7 +11,6 @@ from singleflight_sync.local import Rooms
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from singleflight_sync.codecs import Codec
     from singleflight_sync.events import Observers
     from singleflight_sync.follower import Follower
     from singleflight_sync.heartbeat import Lease
@@ -43,7 +42,6 @@ class Runtime:
     pid: int
     owner_id: bytes
     store: Store | None
-    codec: Codec
     observers: Observers
     shared: Shared
     own: set[Lease] = field(default_factory=set)

@@ -301,6 +301,12 @@ class Store:
         keys = (names.meta, names.result, names.stream)
         return names.meta, (*script, b"3", *keys, _text(token), self._bare)
 
+    def put(self, names: Names, value: bytes, ttl: float) -> None:
+        """Store a result of no flight."""
+        stored = value if self._bare == b"1" else b"0:" + value
+        chunks = command(5, bulk(b"SET", names.result, stored, b"PX", b"%d" % to_ms(ttl)))
+        self._send("store", names, names.result, chunks, len(value))
+
     def fetch(self, names: Names) -> Stored | None:
         """The fresh result."""
         try:
@@ -310,7 +316,7 @@ class Store:
                 return None
             raise
         stored = None if reply is None else self._stored(reply)
-        return stored if stored is not None and (stored.token or self._bare == b"1") else None
+        return stored if stored is not None and (stored.token is not None or self._bare == b"1") else None
 
     def boards(self, tags: Sequence[bytes]) -> tuple[list[tuple[dict[bytes, bytes], int]], int]:
         """For each tag the fields of its board (none: it is over) and its lease left; and the server's time. In ms."""
