@@ -397,9 +397,10 @@ def test_without_redis_it_computes(make_caches: Make, policy: str) -> None:
 
 def test_without_redis_delete_raises_what_the_other_methods_raise(make_caches: Make) -> None:
     cache = make_caches(default={"LOCATION": "redis://127.0.0.1:1/1"})["default"]
-    for use in (lambda: cache.delete("k"), lambda: cache.delete_many(["k"])):
-        with pytest.raises(redis.ConnectionError):
-            use()
+    with pytest.raises(redis.ConnectionError):
+        cache.delete("k")
+    with pytest.raises(redis.ConnectionError):
+        cache.delete_many(["k"])
 
 
 # Switched off

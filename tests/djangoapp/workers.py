@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import django
 from django.core.cache import cache
+from django.db import connection, transaction
 
 if TYPE_CHECKING:
     from tests.support.child import Channel
@@ -57,3 +59,13 @@ def delete(channel: Channel, key: str) -> bool:
     channel.send("ready")
     channel.wait()
     return bool(cache.delete(key))
+
+
+def write_before_the_backend_is_there(channel: Channel) -> list[Any]:
+    """Write in a transaction, then import the backend; what was computed, and what is stored."""
+    django.setup()
+    assert "django_singleflight.cache" not in sys.modules
+    assert "django_singleflight.transactions" not in sys.modules
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE row (id INTEGER)")
+        return [cache.get_or_set("k", lambda: 1), cache.get("k")]
