@@ -88,7 +88,7 @@ class Caller:
         self._lease = _lease(names.key, options)
         self._terms = terms(self._lease, options.error_ttl, options.max_takeovers, failures=options.share_errors)
         self._token: int | None = None
-        self._unreadable = b""
+        self._unreadable: bytes | None = None
 
     def obtain(self) -> Any:
         """The value: computed here, or by somebody else.
@@ -254,7 +254,7 @@ class Caller:
             value = self._manner.codec.loads(stored.value)
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
-            if self._unreadable:  # once more: somebody with another codec is at it
+            if self._unreadable is not None:  # once more: somebody with another codec is at it
                 self._rooms.leave(seat)
                 return Landed(own_value(self._function()))
             self._unreadable = stored.raw

@@ -157,7 +157,7 @@ class Store:
         nonce: bytes,
         position: Position | None = None,
         *,
-        unreadable: bytes = b"",
+        unreadable: bytes | None = None,
         continues: int | None = None,
     ) -> Stored | Owned | Waiting | Entry | Answer:
         """Claim the flight (or, with an empty nonce, only look): a result, the lead, a place in the queue, or an end.
@@ -173,10 +173,10 @@ class Store:
         if not self.server.is_cluster:
             keys.append(self.namespace.owner_seq)
         args = [nonce, terms, owner_id, names.key.encode(), self._bare]
-        if position or unreadable or continues:
+        if position or unreadable is not None or continues:
             args += _position(position)
             args += [
-                hashlib.sha1(unreadable, usedforsecurity=False).hexdigest().encode() if unreadable else b"",
+                b"" if unreadable is None else hashlib.sha1(unreadable, usedforsecurity=False).hexdigest().encode(),
                 _text(continues),
             ]
         reply = self._run("claim", names, keys, *args)
@@ -278,7 +278,7 @@ class Store:
 
     def cancel(self, names: Names, token: int | None) -> int | None:
         """End the open flight; returns its token, or None where there was none."""
-        reply = self._run("cancel", names, [names.meta, names.stream], _text(token), new_nonce(), patience=PATIENCE)
+        reply = self._run("cancel", names, [names.meta, names.stream], _text(token), new_nonce())
         return number(reply)
 
     def forget(self, every: Sequence[Names], token: int | None) -> list[Forgotten]:
@@ -295,7 +295,7 @@ class Store:
                     raise wire.translate(reply, "forget", names.key) from reply
             return [Forgotten(bool(stored), bool(other), number(marked)) for stored, other, marked in replies]
 
-        return wire.persist(attempt, PATIENCE)
+        return _patiently(attempt)
 
     def _forgetting(self, script: tuple[bytes, bytes], names: Names, token: int | None) -> Command:
         keys = (names.meta, names.result, names.stream)
@@ -388,9 +388,7 @@ class Store:
         """Close all connections."""
         self.server.close()
 
-    def _run(
-        self, name: str, names: Names, keys: Sequence[bytes], *args: bytes, size: int = 0, patience: float = 0.0
-    ) -> Any:
+    def _run(self, name: str, names: Names, keys: Sequence[bytes], *args: bytes, size: int = 0) -> Any:
         script = _script(name)
         packed = (_packed_keys(*keys), bulk(*args))
         count = 3 + len(keys) + len(args)
@@ -401,12 +399,7 @@ class Store:
             except _UnknownScriptError:
                 return self._send(name, names, keys[0], command(count, script.by_source, *packed), size)
 
-        try:
-            return attempt()
-        except UnreachableError as exc:
-            if not (patience or exc.answered):
-                raise
-        return wire.persist(attempt, patience or PATIENCE)
+        return _patiently(attempt)
 
     def _send(self, operation: str, names: Names, key: bytes, chunks: Sequence[bytes], size: int = 0) -> Any:
         try:
@@ -443,6 +436,16 @@ class Store:
 
 class _UnknownScriptError(Exception):
     """The server does not have the script, after a restart or a failover."""
+
+
+def _patiently(attempt: Callable[[], T]) -> T:
+    """Repeat what a server answers that cannot serve for now; who does not answer is not asked again."""
+    try:
+        return attempt()
+    except UnreachableError as exc:
+        if not exc.answered:
+            raise
+    return wire.persist(attempt, PATIENCE)
 
 
 def new_nonce() -> bytes:

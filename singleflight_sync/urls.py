@@ -62,10 +62,26 @@ def check_url(url: object) -> str:  # noqa: C901 - one line for each way to be w
         _sentinel_path(url, parts.path)
     if parts.scheme in {"redis+sentinel", "redis+cluster"}:
         _hosts(url)
+        if parts.query:
+            raise ConfigurationError(
+                f"url {redacted(url)!r} has a query string, which is not used here: pass a ready client"
+            )
+    if parts.scheme in {"redis", "rediss", "unix"}:
+        _check_query(url)
     for name, value in parse_qsl(parts.query):
         if name == "db" and not value.isdecimal():
             raise ConfigurationError(f"url {redacted(url)!r} names the database {value!r}: it must be a number")
     return url
+
+
+def _check_query(url: str) -> None:
+    """Have redis-py read all of it and make a connection object, which connects to nothing."""
+    try:
+        redis.Redis.from_url(url).connection_pool.make_connection()
+    except (ValueError, TypeError) as exc:
+        raise ConfigurationError(
+            f"url {redacted(url)!r} has a query string that redis-py does not take: {exc}"
+        ) from None
 
 
 def redacted(url: str) -> str:
@@ -85,15 +101,7 @@ def from_url(url: str) -> Server:
     Raises:
         ConfigurationError: the URL cannot be understood.
     """
-    check_url(url)
-    try:
-        return _OPENERS[urlsplit(url).scheme](url)
-    except (ValueError, TypeError) as exc:  # of redis-py's own reading of the query
-        if isinstance(exc, ConfigurationError):
-            raise
-        raise ConfigurationError(
-            f"url {redacted(url)!r} cannot be used: redis-py does not take its query string"
-        ) from exc
+    return _OPENERS[urlsplit(check_url(url)).scheme](url)
 
 
 def _open_single(url: str) -> Server:
