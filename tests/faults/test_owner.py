@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LEASE = 0.6
 QUICK: dict[str, Any] = {"lease": LEASE, "heartbeat": 0.2, "ttl": 30}
-LONG: dict[str, Any] = {"lease": 60, "heartbeat": 20, "ttl": 30}
+LONG: dict[str, Any] = {"lease": 60, "heartbeat": 4, "ttl": 30}
 META, STREAM, RESULT, SEQUENCE = "ai:flight:meta:{k}", "ai:flight:stream:{k}", "ai:flight:result:{k}", "ai:flight:owner-seq"
 BOARD_AND_LOG = (META, STREAM, RESULT)
 
@@ -245,8 +245,9 @@ def test_a_board_that_is_gone_is_put_back_by_the_next_beat(
     work.wait_for(1)
     token = work.flight.fencing_token
     wait_for_beat(client, after=beats(client))
+    seen = beats(client)
     client.delete(META) if hurt == "delete" else client.pexpire(META, 1)
-    wait_for_beat(client, after=0)
+    wait_for_beat(client, after=seen)
     follower = Call(there, "k", work)
     wait_for_followers(there, "k", 1)
     assert not work.flight.cancel_token.cancelled
