@@ -100,8 +100,17 @@ def options_can_be_passed_on(flights: sfs.SingleFlight) -> None:
     options = {"tll": 60}  # type: ignore[typeddict-unknown-key]
 
 
-def a_value_can_be_kept_from_others() -> None:
+def a_call_can_differ_from_its_group(flights: sfs.SingleFlight) -> None:
+    assert_type(flights.run("report:42", build, codec=sfs.CBORCodec(), max_waiting=10, on_wait=build), Report)
+    flights.run("report:42", build, codec="json")  # type: ignore[arg-type]
+    flights.run("report:42", build, max_waiting=0.5)  # type: ignore[arg-type]
+    flights.run("report:42", build, on_wait=build_of)  # type: ignore[arg-type]
+
+
+def a_value_can_have_a_fate_of_its_own() -> None:
     assert_type(sfs.Unshared(Report()).value, Any)
+    assert_type(sfs.Kept(Report(), ttl=0.5).ttl, float)
+    sfs.Kept(Report())  # type: ignore[call-arg]
 
 
 # The decorator
@@ -212,6 +221,7 @@ def what_can_be_asked(flights: sfs.SingleFlight) -> None:
 
 
 def what_can_be_asked_of_the_default_group() -> None:
+    assert_type(sfs.default_group(), sfs.SingleFlight)
     assert_type(sfs.get("report:42", None), Any)
     assert_type(sfs.peek("report:42"), sfs.FlightInfo | None)
     assert_type(sfs.live(), list[sfs.FlightInfo])
@@ -303,6 +313,7 @@ ERRORS: list[type[sfs.SingleFlightError]] = [
     sfs.ReentrantFlightError,
     sfs.StoreError,
     sfs.TakeoverLimitError,
+    sfs.TooManyWaitingError,
     sfs.WaitTimeoutError,
 ]
 VALUE_ERRORS: list[type[ValueError]] = [sfs.ConfigurationError]
@@ -314,6 +325,12 @@ NO_ERROR: type[Exception] = sfs.FlightInterrupted  # type: ignore[assignment]
 
 def the_value_stands_on_the_error(error: sfs.CodecError) -> None:
     assert_type(error.value, Any)
+
+
+def an_error_can_travel(error: Exception) -> None:
+    written = sfs.describe_error(error, flight="owner 7")
+    assert_type(written, bytes)
+    assert_type(sfs.rebuild_error(written, "report:42"), Exception)
 
 
 # Codecs

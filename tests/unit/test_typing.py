@@ -23,7 +23,7 @@ def test_a_type_checker_knows_the_public_names() -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     errors = [line for line in done.stdout.splitlines() if line.startswith(str(API))]
     assert errors == []
-    assert "checked 1 source file" in done.stdout, done.stdout + done.stderr
+    assert "1 source file" in done.stdout, done.stdout + done.stderr
 
 
 def test_every_public_name_is_type_checked() -> None:
