@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import parts
+from tests.support.idle import end_keeper
 from tests.support.monitor import connections, lasting_keys
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
@@ -179,6 +180,7 @@ def package_threads() -> list[str]:
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test() -> Iterator[None]:
     yield
+    end_keeper()  # which would stay for a while
     eventually(
         lambda: not package_threads(),
         within=GRACE,
