@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -174,9 +173,7 @@ def _url(found: Mapping[str, Any]) -> str | None:
 
 def _gunicorn_timeout() -> float:
     """Seconds after which gunicorn kills a worker, where its arguments in the environment say so; else 0."""
-    words = shlex.split(os.environ.get("GUNICORN_CMD_ARGS", ""))
-    text = " ".join(words)
-    match = re.search(r"(?:^| )(?:--timeout[= ]|-t ?)(\d+)(?= |$)", text)
+    match = re.search(r"(?:^|\s)(?:--timeout[=\s]|-t\s?)(\d+)(?=\s|$)", os.environ.get("GUNICORN_CMD_ARGS", ""))
     return float(match[1]) if match else 0.0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.cache import caches
 from django.test import override_settings
 
+import singleflight_sync
 from django_singleflight import groups
 from tests.support.idle import end_keeper
 from tests.support.waiting import eventually
@@ -38,7 +39,8 @@ class Caches:
         return caches[alias]
 
     def close(self) -> None:
-        """Close the groups, and have the old settings again."""
+        """Close all groups, and have the old settings again."""
+        singleflight_sync.close()
         self._override.disable()
         groups.close()
         end_keeper()

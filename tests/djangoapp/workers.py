@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import django
 from django.core.cache import cache
 from django.db import connection, transaction
+
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.support.child import Channel
@@ -69,3 +73,33 @@ def write_before_the_backend_is_there(channel: Channel) -> list[Any]:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("CREATE TABLE row (id INTEGER)")
         return [cache.get_or_set("k", lambda: 1), cache.get("k")]
+
+
+def fork_after_use(channel: Channel, count: int) -> dict[str, Any]:
+    """Use the cache, then fork: children and parent ask for one key at the same time."""
+    django.setup()
+    assert cache.get_or_set("before", lambda: 1) == 1
+    context = multiprocessing.get_context("fork")
+    answers, barrier, runs = context.Queue(), context.Barrier(count + 1), context.Value("i", 0)
+
+    def compute() -> str:
+        with runs.get_lock():
+            runs.value += 1
+        eventually(lambda: cache.flights.peek(cache.make_key("k")).followers == count, within=20)
+        return "value"
+
+    def ask() -> str:
+        barrier.wait(20)
+        value: str = cache.get_or_set("k", compute)
+        return value
+
+    children = [context.Process(target=lambda: answers.put(ask())) for _ in range(count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is what is tried
+        for child in children:
+            child.start()
+    own = ask()
+    found = [answers.get(timeout=20) for _ in children]
+    for child in children:
+        child.join(20)
+    return {"parent": own, "children": found, "runs": runs.value}

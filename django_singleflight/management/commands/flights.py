@@ -103,7 +103,7 @@ class Command(BaseCommand):
             infos, problems = _live(options)
             if options["json"]:
                 self._print_json(infos)
-            else:
+            elif infos or not problems:
                 self._draw(_lines(infos), options, first=first)
             if problems:
                 raise StoreError("; ".join(problems))
