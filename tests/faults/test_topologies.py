@@ -275,6 +275,25 @@ def test_the_listing_follows_the_index_to_its_new_node(cluster: Cluster, group: 
 
 
 @pytest.mark.cluster
+def test_operators_follow_a_key_to_its_new_node(cluster: Cluster, group: Make) -> None:
+    flights = group(cluster.client(), ttl=60, on_store_error="raise")
+    flights.run("k", instant("value"))
+    move = Migration(cluster, "{k}")
+    move.begin()
+    move.end()
+    assert (flights.peek("k"), flights.forget("k"), flights.get("k")) == (None, True, None)
+    work = Work("value")
+    owner = Call(group(url=cluster.url), "k", work)
+    work.wait_for(1)
+    back = Migration(cluster, "{k}")
+    back.begin()
+    back.end()
+    assert (flights.peek("k").key, flights.cancel("k")) == ("k", True)  # type: ignore[union-attr]
+    work.let_go()
+    owner.error()
+
+
+@pytest.mark.cluster
 def test_tokens_are_issued_by_the_node_that_now_has_the_numbers(cluster: Cluster, group: Make) -> None:
     flights = group(cluster.client(), on_store_error="raise")
     assert flights.run("k", instant("value"), ttl=0) == "value"

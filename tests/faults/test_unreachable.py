@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from singleflight_sync import StoreError, WaitTimeoutError
+from singleflight_sync import SingleFlight, StoreError, WaitTimeoutError
 from tests.support.callers import answer, end_pause, foreign, instant, making_groups, wait_for_beats, wait_for_readers
 from tests.support.flights import Call, Work, wait_for_callers
 from tests.support.liar import nowhere
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.callers import Make
     from tests.support.proxy import Proxy
@@ -95,6 +96,44 @@ def test_an_established_connection_that_hangs_costs_no_more(server: Server, prox
     begin = time.monotonic()
     answers = [flights.run(f"k{number}", instant("value")) for number in range(10)]
     assert (answers, time.monotonic() - begin < ABOUT_ONE_TIMEOUT) == (10 * ["value"], True)
+
+
+OPERATIONS: dict[str, tuple[Callable[[SingleFlight], Any], Any]] = {
+    "run": (lambda flights: flights.run("k", instant("second")), "value"),
+    "run anew": (lambda flights: flights.run("new", instant("second")), "second"),
+    "get": (lambda flights: flights.get("k"), "value"),
+    "forget": (lambda flights: flights.forget("k"), True),
+    "cancel": (lambda flights: flights.cancel("k"), False),
+    "peek": (lambda flights: flights.peek("k"), None),
+    "live": (lambda flights: flights.live(), []),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_idle_connection_that_was_cut_is_replaced_without_a_word(
+    server: Server, proxy: Proxy, group: Make, operation: str
+) -> None:
+    """A restarted server, a firewall, the server's own ``timeout``."""
+    act, expected = OPERATIONS[operation]
+    flights = group(server.client(port=proxy.port), ttl=60, on_store_error="raise")
+    assert flights.run("k", instant("value")) == "value"
+    assert flights.live() == []
+    proxy.cut()
+    eventually(lambda: not proxy.open)
+    assert act(flights) == expected
+
+
+@pytest.mark.parametrize("operation", ["forget", "cancel", "peek", "live"])
+def test_an_operator_is_told_at_once_that_redis_is_gone(
+    server: Server, proxy: Proxy, group: Make, operation: str
+) -> None:
+    act, _ = OPERATIONS[operation]
+    flights = group(server.client(port=proxy.port))
+    proxy.refuse()
+    begin = time.monotonic()
+    with pytest.raises(StoreError, match="check that the server is up"):
+        act(flights)
+    assert time.monotonic() - begin < ABOUT_ONE_TIMEOUT
 
 
 def test_threads_share_the_flight_without_redis(server: Server, proxy: Proxy, group: Make) -> None:
