@@ -14,7 +14,7 @@ values                    as they are                   encoded and decoded, as 
 ``current_flight()``      ``None``                      the flight; its ``fencing_token`` is 0
 ``get``                   the default                   the default
 ``peek``, ``live``        ``None``, ``[]``              ``None``, ``[]``
-``cancel``, ``forget``    ``False``, without effect     ``False``, without effect
+``cancel``, ``forget``    ``False``, without effect     act on what is running in the process
 events                    none                          as always
 ========================  ============================  ====================================================
 
