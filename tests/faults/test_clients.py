@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from tests.support.topologies import Cluster, SentinelSet
 
 HERE = "tests.faults.test_clients"
-VALUES = ["text ü €", b"\x00\xff\xfe binary", {"nested": [1, None, 2.5, "ü"]}, None, "", b"", 0, False, [], "x" * 40_000]
+VALUES: list[Any] = [
+    "text ü €",
+    b"\x00\xff\xfe binary",
+    {"nested": [1, None, 2.5, "ü"]},
+    None,
+    "",
+    b"",
+    0,
+    False,
+    [],
+    "x" * 40_000,
+]
 
 
 @pytest.fixture
@@ -64,9 +75,13 @@ def flavours(server: Server) -> dict[str, Callable[[], redis.Redis]]:
         "unix socket pool": lambda: redis.Redis(
             connection_pool=redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, path=path)
         ),
-        "from_url": lambda: redis.Redis.from_url(f"redis://127.0.0.1:{port}/0?socket_timeout=1&health_check_interval=1"),
+        "from_url": lambda: redis.Redis.from_url(
+            f"redis://127.0.0.1:{port}/0?socket_timeout=1&health_check_interval=1"
+        ),
         "StrictRedis": lambda: redis.StrictRedis(port=port),
-        "retries": lambda: redis.Redis(port=port, retry=Retry(ExponentialBackoff(), 5), retry_on_error=[redis.TimeoutError]),
+        "retries": lambda: redis.Redis(
+            port=port, retry=Retry(ExponentialBackoff(), 5), retry_on_error=[redis.TimeoutError]
+        ),
         "health checks": lambda: redis.Redis(port=port, health_check_interval=1),
         "named": lambda: redis.Redis(port=port, client_name="mine"),
         "keepalive": lambda: redis.Redis(port=port, socket_keepalive=True),
@@ -145,7 +160,10 @@ def test_the_given_client_is_left_as_it_is(server: Server, group: Make) -> None:
 def test_the_database_of_the_client_is_used(server: Server, group: Make) -> None:
     flights = group(server.client(db=3), ttl=60)
     flights.run("k", instant("value"))
-    assert (server.client(db=3).exists("ai:flight:result:{k}"), server.client().exists("ai:flight:result:{k}")) == (1, 0)
+    assert (server.client(db=3).exists("ai:flight:result:{k}"), server.client().exists("ai:flight:result:{k}")) == (
+        1,
+        0,
+    )
     assert group(server.client(), ttl=60).run("k", instant("other")) == "other"
     server.client(db=3).flushdb()
 
@@ -165,13 +183,18 @@ def follow(channel: Channel, flavour: str, port: int, path: str) -> Any:
 def test_a_flight_of_six_seconds_outlasts_every_socket_timeout(
     server: Server, spawn: Callable[..., Child], group: Make
 ) -> None:
-    patient = ["defaults", "short socket_timeout", "no socket_timeout", "RESP3", "BlockingConnectionPool", "health checks"]
+    patient = [
+        "defaults",
+        "short socket_timeout",
+        "no socket_timeout",
+        "RESP3",
+        "BlockingConnectionPool",
+        "health checks",
+    ]
     flights, work = group(server.client(), lease=3.0, heartbeat=1.0), Work("value")
     owner = Call(flights, "k", work)
     work.wait_for(1)
-    children = [
-        spawn(f"{HERE}:follow", flavour=each, port=server.port, path=server.socket_path) for each in patient
-    ]
+    children = [spawn(f"{HERE}:follow", flavour=each, port=server.port, path=server.socket_path) for each in patient]
     wait_for_followers(flights, "k", len(patient))
     wait_for_readers(server, len(patient))
     before = server.client().info("stats")["total_connections_received"]
@@ -214,12 +237,16 @@ def test_each_scheme_of_url_shares_flights(server: Server, group: Make, tmp_path
 
 def test_credentials_in_a_url_are_used(start_server: Callable[..., Server], group: Make) -> None:
     server = start_server()
-    server.client().acl_setuser("us:er", enabled=True, passwords=["+p@ss:w/rd"], keys=["ai:flight:*"], commands=["+@all"])
+    server.client().acl_setuser(
+        "us:er", enabled=True, passwords=["+p@ss:w/rd"], keys=["ai:flight:*"], commands=["+@all"]
+    )
     server.client().config_set("requirepass", "right")
     url = f"redis://us%3Aer:p%40ss%3Aw%2Frd@127.0.0.1:{server.port}/0"
     assert group(url=url, on_store_error="raise").run("k", instant("value")) == "value"
     assert group(url=f"redis://:right@127.0.0.1:{server.port}/0", on_store_error="raise").run("k2", instant("v")) == "v"
-    found = answer(group(url=f"redis://:wrong-one@127.0.0.1:{server.port}/0", on_store_error="raise").run, "k", instant("v"))
+    found = answer(
+        group(url=f"redis://:wrong-one@127.0.0.1:{server.port}/0", on_store_error="raise").run, "k", instant("v")
+    )
     assert isinstance(found, StoreError)
     assert "wrong-one" not in str(found)
 
@@ -228,7 +255,7 @@ def test_tls_is_spoken_by_url_and_by_client(server: Server, group: Make, tmp_pat
     paths = certificate(tmp_path)
     with tls_in_front_of(server, paths) as port:
         url = f"rediss://localhost:{port}/0?ssl_ca_certs={paths[0]}"
-        clients = [
+        clients: list[dict[str, Any]] = [
             {"url": url},
             {"client": server.keep(redis.Redis(port=port, ssl=True, ssl_ca_certs=str(paths[0])))},
         ]
@@ -265,7 +292,11 @@ def test_sentinel_by_client_and_by_url(sentinel: SentinelSet, group: Make) -> No
     follower = Call(by_url, "k", instant("second"))
     work.let_go()
     assert (owner.result(), follower.result()) == ("value", "value")
-    assert [by_url.get("k"), by_client.get("k"), sentinel.primary.client().exists("ai:flight:result:{k}")] == ["value", "value", 1]
+    assert [by_url.get("k"), by_client.get("k"), sentinel.primary.client().exists("ai:flight:result:{k}")] == [
+        "value",
+        "value",
+        1,
+    ]
     assert group(url=sentinel.url.removesuffix("/0") + "/2", ttl=60).run("k", instant("other")) == "other"
 
 
@@ -293,7 +324,10 @@ def test_each_flavour_of_cluster_client_shares_flights(cluster: Cluster, group: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # read_from_replicas, in some releases
         client = cluster.client(**options)
-    mine, there = group(client, ttl=60, on_store_error="raise"), group(url=f"redis+cluster://localhost:{cluster.nodes[1].port}", ttl=60)
+    mine, there = (
+        group(client, ttl=60, on_store_error="raise"),
+        group(url=f"redis+cluster://localhost:{cluster.nodes[1].port}", ttl=60),
+    )
     work = Work("value")
     owner = Call(mine, "k", work)
     work.wait_for(1)
@@ -309,7 +343,21 @@ def test_each_flavour_of_cluster_client_shares_flights(cluster: Cluster, group: 
 
 @pytest.mark.cluster
 def test_any_key_works_on_a_cluster(cluster: Cluster, group: Make) -> None:
-    keys = ["a", "user:{42}", "{}", "}{", "{a}{b}", "{", "}", "ключ", "nul\x00nul", "x" * 10_000, "x" * 9_999 + "y", " ", "\r\n"]
+    keys = [
+        "a",
+        "user:{42}",
+        "{}",
+        "}{",
+        "{a}{b}",
+        "{",
+        "}",
+        "ключ",
+        "nul\x00nul",
+        "x" * 10_000,
+        "x" * 9_999 + "y",
+        " ",
+        "\r\n",
+    ]
     mine = group(cluster.client(), ttl=60, on_store_error="raise")
     assert [mine.run(key, instant(f"value of {key}")) for key in keys] == [f"value of {key}" for key in keys]
     assert [mine.get(key) for key in keys] == [f"value of {key}" for key in keys]
@@ -331,12 +379,12 @@ def test_a_cluster_url_lives_with_a_node_that_is_gone(cluster: Cluster, group: M
         (lambda server: redis.Redis(port=server.port).pipeline(), "ipeline"),
         (lambda server: redis.Redis(port=server.port).connection_pool, "ConnectionPool"),
         (lambda server: redis.Redis(port=server.port).pubsub(), "PubSub"),
-        (lambda server: redis.Redis, "Redis"),
+        (lambda _: redis.Redis, "Redis"),
         (lambda server: server.url, "url="),
         (lambda server: server.url.encode(), "bytes"),
-        (lambda server: Sentinel([("127.0.0.1", 1)]), "Sentinel"),
-        (lambda server: object(), "object"),
-        (lambda server: 42, "int"),
+        (lambda _: Sentinel([("127.0.0.1", 1)]), "Sentinel"),
+        (lambda _: object(), "object"),
+        (lambda _: 42, "int"),
     ],
 )
 def test_what_is_no_client_is_refused_at_construction(server: Server, make: Callable[[Server], Any], says: str) -> None:

@@ -56,7 +56,7 @@ def test_an_outcome_that_comes_before_the_read_is_found_by_it(server: Server, pr
 
 @pytest.mark.parametrize("ttl", [0, 60])
 def test_the_same_when_a_next_flight_has_begun_meanwhile(server: Server, proxy: Proxy, group: Make, ttl: float) -> None:
-    """The follower gets the outcome of the flight that it was told of, not of the next one, and does not wait for that."""
+    """The follower gets the outcome of the flight that it was told of, and does not wait for the next one."""
     held = proxy.hold(is_read)
     flights, work, third = group(server.client(), **LONG, ttl=ttl), Work("value"), Work("third")
     owner = Call(flights, "k", work)
@@ -141,7 +141,7 @@ def test_a_follower_polls_nothing(server: Server, group: Make) -> None:
     readers = {row["addr"] for row in connections(server) if row["cmd"] == "xread"}
     with Monitor(server) as monitor:
         wait_for_beats(server.client(), 10)
-    claims = [command for command in monitor.commands if command.name == "EVALSHA" and " 4 ai:flight:result" in command.text]
+    claims = [command for command in monitor.commands if " 4 ai:flight:result" in command.text]
     reads = [command for command in monitor.commands if command.address in readers]
     assert (len(claims) <= 4, reads) == (True, [])
     work.let_go()
@@ -196,7 +196,6 @@ def test_owners_never_queue_behind_followers_for_a_connection(
     work.let_go(3)
     assert [owner.result() for owner in owners] == 3 * ["ours"]
     assert [flights.get(f"ours {number}") for number in range(3)] == 3 * ["ours"]
-    assert len(client.connection_pool._in_use_connections) == 0 if hasattr(client.connection_pool, "_in_use_connections") else True
     child.release()
     assert [follower.result() for follower in followers] == 12 * ["theirs"]
 
@@ -304,7 +303,8 @@ def test_every_key_of_hundreds_of_flights_dies_in_time(server: Server, group: Ma
 
 
 def test_the_log_of_a_busy_key_does_not_grow(server: Server, group: Make) -> None:
-    flights, client = group(server.client(), ttl=0), server.client()
+    flights = group(server.client(), ttl=0)
+    client: Any = server.client()
     for _ in range(50):
         flights.run("k", instant("value"))
     first, _ = client.xrange(STREAM, count=1)[0]
@@ -337,7 +337,8 @@ def test_followers_in_the_queue_are_counted_once_each(server: Server, group: Mak
     flights, work = group(server.client()), Work("value")
     owner = Call(flights, "k", work)
     work.wait_for(1)
-    followers = [Call(group(client), "k", instant("x")) for client in (foreign(server), server.client(unix_socket_path=server.socket_path))]
+    clients = (foreign(server), server.client(unix_socket_path=server.socket_path))
+    followers = [Call(group(client), "k", instant("x")) for client in clients]
     wait_for_followers(flights, "k", 2)
     wait_for_beats(server.client(), 8)
     info: Any = flights.peek("k")

@@ -15,8 +15,6 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import redis
-
     from tests.support.callers import Make
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
@@ -53,11 +51,13 @@ def of(script: str) -> Callable[[bytes], bool]:
     return lambda raw: digest in raw
 
 
-def events(client: redis.Redis) -> list[bytes]:
+def events(client: Any) -> list[bytes]:
     return [fields[b"event"] for _, fields in client.xrange(STREAM)]
 
 
-def fly(server: Server, proxy: Proxy, group: Make, function: Callable[[], Any], **options: Any) -> tuple[Call, Call, Work]:
+def fly(
+    server: Server, proxy: Proxy, group: Make, function: Callable[[], Any], **options: Any
+) -> tuple[Call, Call, Work]:
     """An owner behind the proxy, and a follower that is not."""
     second = instant("second")
     owner = Call(group(server.client(port=proxy.port), **options), "k", function)

@@ -62,10 +62,10 @@ def sentinel_pair(sentinel: SentinelSet, group: Make, **options: Any) -> Pair:
 @pytest.mark.sentinel
 def test_a_flight_goes_on_at_the_promoted_replica(sentinel: SentinelSet, group: Make) -> None:
     pair = sentinel_pair(sentinel, group, lease=15.0, heartbeat=0.5)
-    token = sentinel.replica.client().hget(META, "ownerToken")
+    client: Any = sentinel.replica.client()
+    token = client.hget(META, "ownerToken")
     sentinel.primary.kill()
     sentinel.wait_for_failover()
-    client = sentinel.replica.client()
     client.script_flush()
     beat = client.hget(META, "heartbeatAt")
     eventually(lambda: client.hget(META, "heartbeatAt") > beat, within=10, what="a beat at the new primary")
@@ -108,7 +108,9 @@ def test_fencing_tokens_grow_over_a_failover(sentinel: SentinelSet, group: Make)
 @pytest.mark.sentinel
 @pytest.mark.parametrize("flavour", ["client", "url"])
 @pytest.mark.parametrize("state", ["gone", "silent"])
-def test_sentinels_that_do_not_answer_cost_about_one_timeout(sentinel: SentinelSet, group: Make, flavour: str, state: str) -> None:
+def test_sentinels_that_do_not_answer_cost_about_one_timeout(
+    sentinel: SentinelSet, group: Make, flavour: str, state: str
+) -> None:
     flights = group(sentinel.client()) if flavour == "client" else group(url=sentinel.url)
     for server in [sentinel.primary, *sentinel.sentinels]:
         server.kill() if state == "gone" else server.pause()
@@ -193,16 +195,17 @@ def test_a_flight_goes_on_when_its_slot_moves(migration: Migration, pair: Pair) 
     assert pair.land() == SHARED
 
 
+def refusals(node: Server, word: str) -> int:
+    """How often the node has answered with an error that begins so."""
+    with redis.Redis(port=node.port) as client:
+        errors: dict[str, dict[str, int]] = client.info("errorstats")
+    return errors.get(f"errorstat_{word}", {}).get("count", 0)
+
+
 def wait_for_retries(node: Server, count: int = 2) -> None:
-    """Wait until the node has said so often that scripts are to be tried again: of their keys some are here and some are not."""
-
-    def refusals() -> int:
-        with redis.Redis(port=node.port) as client:
-            errors: dict[str, dict[str, int]] = client.info("errorstats")
-        return errors.get("errorstat_TRYAGAIN", {}).get("count", 0)
-
-    before = refusals()
-    eventually(lambda: refusals() >= before + count, what="a script is tried again")
+    """Wait until the node has said so often that a script is to be tried again: some of its keys are elsewhere."""
+    before = refusals(node, "TRYAGAIN")
+    eventually(lambda: refusals(node, "TRYAGAIN") >= before + count, what="a script is tried again")
 
 
 @pytest.mark.cluster
@@ -230,10 +233,10 @@ def test_a_follower_reads_again_while_the_slot_moves(migration: Migration, pair:
     """Its read was lost with the connection, and the old node says ASK to the new one."""
     migration.begin()
     migration.carry()
+    asked = refusals(migration.source, "ASK")
     with redis.Redis(port=migration.source.port) as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        asked = client.info("errorstats").get("errorstat_ASK", {}).get("count", 0)
-        eventually(lambda: client.info("errorstats").get("errorstat_ASK", {}).get("count", 0) > asked, what="ASK is said")
+    eventually(lambda: refusals(migration.source, "ASK") > asked, what="ASK is said")
     pair.work.let_go()
     wait_for_retries(migration.target)
     migration.end()

@@ -159,9 +159,7 @@ def test_after_the_pause_redis_is_used_again(server: Server, proxy: Proxy, group
     assert flights.run("k", instant("fourth")) == "third"
 
 
-def test_after_the_pause_one_caller_pays_for_the_next_attempt(
-    server: Server, proxy: Proxy, group: Make
-) -> None:
+def test_after_the_pause_one_caller_pays_for_the_next_attempt(server: Server, proxy: Proxy, group: Make) -> None:
     flights = group(server.client(port=proxy.port))
     proxy.black_hole()
     flights.run("k", instant("value"))
@@ -216,7 +214,7 @@ def test_an_outage_shorter_than_the_lease_is_nobodys_business(server: Server, pr
 def test_a_follower_that_missed_the_lease_in_an_outage_gives_the_owner_time(
     server: Server, proxy: Proxy, group: Make
 ) -> None:
-    """The owner beats through another way; the follower is away until just before the end of the lease that it knows."""
+    """The owner beats through another way; the follower is away for a moment, and loses its read."""
     work, second = Work("value"), instant("second")
     owner = Call(group(server.client()), "k", work)
     work.wait_for(1)

@@ -33,7 +33,7 @@ def making_groups() -> Iterator[Make]:
 
 
 def foreign(server: Server, **options: Any) -> redis.Redis:
-    """A client whose server counts as another one (redis-py says ``localhost``): its callers share nothing with ours but Redis."""
+    """A client of what counts as another server, as redis-py says ``localhost``: it shares only Redis with ours."""
     return server.client(host="127.0.0.1", **options)
 
 
