@@ -1,0 +1,1 @@
+"""Migrations: permissions alone, there is no table."""
