@@ -1,0 +1,10 @@
+"""The project as WSGI servers load it."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.djangoapp.settings")
+application = get_wsgi_application()
