@@ -60,7 +60,7 @@ class Keyspace:
         most: int = 3,
         failures: bool = True,
         position: Position | None = None,
-        unreadable: bytes = b"",
+        unreadable: bytes | None = None,
         continues: int | None = None,
     ) -> Any:
         """Claim; an empty nonce only looks."""

@@ -158,24 +158,31 @@ def test_a_fresh_result_is_the_answer(space: Keyspace) -> None:
     right = space.own()
     space.publish(right, b"value:with:colons")
     before = space.state()
-    raw = b"%d:value:with:colons" % right.token
-    assert space.claim() == Stored(right.token, b"value:with:colons", raw)
-    assert space.look(None) == Stored(right.token, b"value:with:colons", raw)
+    for answer in (space.claim(), space.look(None)):
+        assert isinstance(answer, Stored)
+        assert (answer.token, answer.value) == (right.token, b"value:with:colons")
     assert space.state() == before
 
 
 def test_a_result_that_cannot_be_read_is_replaced_by_the_claim_that_names_it(space: Keyspace) -> None:
     space.publish(space.own(), b"junk")
-    stored = space.claim()
-    right = space.own(unreadable=stored.raw)
+    junk = space.result()
+    right = space.own(unreadable=junk)
     assert space.result() is None
     space.publish(right, b"good")
-    assert space.claim(unreadable=stored.raw).value == b"good"
+    assert space.claim(unreadable=junk).value == b"good"
 
 
 def test_without_tokens_any_bytes_are_a_result(bare: Keyspace) -> None:
     bare.client.set(bare.names.result, b"no token", px=5_000)
-    assert bare.claim() == Stored(None, b"no token", b"no token")
+    assert (bare.claim().token, bare.claim().value) == (None, b"no token")
+
+
+def test_an_empty_value_that_cannot_be_read_is_replaced_too(bare: Keyspace) -> None:
+    bare.client.set(bare.names.result, b"", px=5_000)
+    assert bare.claim().value == b""
+    bare.own(unreadable=b"")
+    assert bare.result() is None
 
 
 # A resend

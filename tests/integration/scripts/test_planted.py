@@ -41,7 +41,7 @@ def healed(space: Keyspace) -> None:
     right = space.own()
     assert space.renew(right) == (Answer.DONE, False)
     assert space.publish(right) is Answer.DONE
-    assert space.claim() == Stored(right.token, b"value", b"%d:value" % right.token)
+    assert (space.claim().token, space.claim().value) == (right.token, b"value")
     space.foreign = b""
     space.check()
 
@@ -167,7 +167,7 @@ def test_a_huge_token_in_a_result_is_a_miss_or_unreadable(single: Keyspace) -> N
     single.store.fetch(single.names)
     answer = single.claim()
     if isinstance(answer, Stored):
-        answer = single.claim(unreadable=answer.raw)
+        answer = single.claim(unreadable=single.result())
     assert isinstance(answer, Owned)
 
 
@@ -178,12 +178,21 @@ def test_the_index_heals(single: Keyspace, plant: Callable[[Any, bytes], Any]) -
     single.store.live()
     single.index(right)
     assert b"report:42" in single.store.live()
-    assert [board for board in single.store.boards([b"planted"])[0] if board[0]] == []
 
 
 @plants
 def test_a_planted_board_is_not_listed(single: Keyspace, plant: Callable[[Any, bytes], Any]) -> None:
     under(single, "meta", plant)
-    ((fields, left),) = single.store.boards([b"report:42"])[0]
-    assert (fields, left) == ({}, 0)
+    assert single.store.boards([b"report:42", b"planted"]) == []
     single.lose()
+
+
+def test_whoever_lists_drops_the_flights_that_are_over(space: Keyspace) -> None:
+    right = space.own()
+    space.index(right)
+    space.client.zadd(space.store.namespace.live, {"over": space.now_us() // 1000 + 60_000})
+    assert len(space.store.boards(space.store.live())) == 1
+    assert space.store.live() == [b"report:42"]
+    space.publish(right)
+    assert space.store.boards(space.store.live()) == []
+    assert space.store.live() == []
