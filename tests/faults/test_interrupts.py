@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
 import time
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +14,13 @@ import pytest
 import singleflight_sync as sfs
 from singleflight_sync import keeper
 from tests.support import parts
-from tests.support.flights import Call, Journal, Work, wait_for_callers, wait_for_followers
+from tests.support.flights import Call, Journal, Listener, Work, wait_for_callers, wait_for_followers
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import redis
 
@@ -79,7 +78,9 @@ def in_main(start_child: Callable[..., Child], journal: Journal) -> Callable[...
 
     def start(work: str, neighbours: int, **options: Any) -> Child:
         options = {**LONG, "wait_timeout": None, **options}
-        return start_child("fly_in_main", key="k", journal=journal.path, work=work, neighbours=neighbours, options=options)
+        return start_child(
+            "fly_in_main", key="k", journal=journal.path, work=work, neighbours=neighbours, options=options
+        )
 
     return start
 
@@ -113,7 +114,7 @@ def test_ctrl_c_in_a_follower_on_the_read_hands_its_lead_over(
     work = Work("outside")
     owner = Call(group, "k", work)
     work.wait_for(1)
-    child = in_main("wait", neighbours)
+    child = in_main("main", neighbours)
     hear(child, "joined")
     wait_for_followers(group, "k", 1)
     interrupt(child)
@@ -132,7 +133,7 @@ def test_ctrl_c_in_a_follower_on_the_read_hands_its_lead_over(
 def test_ctrl_c_in_the_owner_ends_its_flight_and_the_next_takes_over_at_once(
     in_main: Callable[..., Child], group: sfs.SingleFlight, journal: Journal, neighbours: int
 ) -> None:
-    child = in_main("wait", neighbours)
+    child = in_main("main", neighbours)
     hear(child, "running", "joined")
     outside = Call(group, "k", lambda: "outside", **LONG)
     wait_for_followers(group, "k", 1)
@@ -168,7 +169,8 @@ def test_ctrl_c_while_the_value_is_being_published_leaves_nobody_waiting(
 
 def test_real_signals_at_random_moments_are_survived_by_all(start_child: Callable[..., Child]) -> None:
     children = [
-        start_child("interrupted_at_random", role=role, times=50, seed=seed) for seed, role in enumerate(("owner", "event"))
+        start_child("interrupted_at_random", role=role, times=50, seed=seed)
+        for seed, role in enumerate(("owner", "event"))
     ]
     for child in children:
         assert child.result(within=50) == []
@@ -184,11 +186,11 @@ class Trial:
         self.others: list[Call] = []
         self.error: BaseException | None = None
 
-    def add_waiter(self, value: str = "value") -> None:
+    def add_waiter(self, value: str = "value", *, within: float = 20.0) -> None:
         """Another caller of this process takes a seat in the room."""
         before = len(self.others)
         self.others.append(Call(self.group, self.key, lambda: value, wait_timeout=30))
-        wait_for_callers(self.group, self.key, before + 1)
+        wait_for_callers(self.group, self.key, before + 1, within=within)
 
     def fly(self, function: Callable[[], str]) -> bool:
         """Call, with the interrupt; False: the call was over before its moment came."""
@@ -196,7 +198,9 @@ class Trial:
         thread.start()
         thread.join(20)
         assert not thread.is_alive(), f"{self.interrupter.place}: hangs"
-        assert self.error is None or isinstance(self.error, KeyboardInterrupt), f"{self.interrupter.place}: {self.error!r}"
+        assert self.error is None or isinstance(self.error, KeyboardInterrupt), (
+            f"{self.interrupter.place}: {self.error!r}"
+        )
         return bool(self.interrupter.place)
 
     def _fly(self, function: Callable[[], str]) -> None:
@@ -207,7 +211,7 @@ class Trial:
 
     def check(self, *allowed: str) -> list[str]:
         """What is wrong now."""
-        wrong = [] if self.error is not None else ["the interrupt was swallowed"]
+        wrong: list[str] = [] if self.error is not None else ["the interrupt was swallowed"]
         for call in [*self.others, Call(self.group, self.key, lambda: "again", wait_timeout=30)]:
             try:
                 value = call.result(within=5)
@@ -233,7 +237,8 @@ def tiny(server: Server) -> Iterator[sfs.SingleFlight]:
 
 def try_all(trial: Callable[[int], tuple[bool, list[str]]]) -> None:
     """Try all moments, until the call is over before its moment comes; stop after five that went wrong."""
-    number, wrong = 0, []
+    number = 0
+    wrong: list[str] = []
     while len(wrong) < 5:
         reached, complaints = trial(number)
         if not reached:
@@ -282,7 +287,9 @@ def test_a_follower_on_an_event_may_be_interrupted_at_any_moment(tiny: sfs.Singl
 
 
 @needs_exact_moments
-def test_a_follower_on_the_read_may_be_interrupted_at_any_moment(tiny: sfs.SingleFlight, there: sfs.SingleFlight) -> None:
+def test_a_follower_on_the_read_may_be_interrupted_at_any_moment(
+    tiny: sfs.SingleFlight, there: sfs.SingleFlight
+) -> None:
     """It leads in its process: two more callers wait for it."""
 
     def trial(number: int) -> tuple[bool, list[str]]:
@@ -294,8 +301,8 @@ def test_a_follower_on_the_read_may_be_interrupted_at_any_moment(tiny: sfs.Singl
         def join_in_and_let_go() -> None:
             try:
                 eventually(lambda: tiny._runtime().shared.rooms.is_open(trial.key), within=0.02)
-                trial.add_waiter("mine")
-                trial.add_waiter("mine")
+                trial.add_waiter("mine", within=0.2)
+                trial.add_waiter("mine", within=0.2)
             except AssertionError:
                 pass  # interrupted before it opened a room, or between the two
             work.let_go()
@@ -439,15 +446,15 @@ def test_a_function_that_takes_over_runs_in_its_callers_thread_and_context(
     assert follower.result() == "True heir"
 
 
-def test_helper_threads_know_nothing_of_the_callers_context(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+def test_helper_threads_know_nothing_of_the_callers_context(proxy: Proxy) -> None:
     seen: list[tuple[str, str]] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: seen.append((threading.current_thread().name, trace_id.get()))  # type: ignore[method-assign]
-    logger = logging.getLogger("singleflight_sync")
+
+    def hear(_: str) -> None:
+        seen.append((threading.current_thread().name, trace_id.get()))
+
     token = trace_id.set("the caller's")
-    logger.addHandler(handler)
     try:
-        with sfs.SingleFlight(url=proxy.url, **QUICK) as behind:
+        with sfs.SingleFlight(url=proxy.url, **QUICK) as behind, Listener(hear):
 
             def function() -> str:
                 proxy.refuse()
@@ -457,7 +464,6 @@ def test_helper_threads_know_nothing_of_the_callers_context(proxy: Proxy, caplog
 
             assert behind.run("k", function) == "value"
     finally:
-        logger.removeHandler(handler)
         trace_id.reset(token)
     told = dict(seen)
     assert told["singleflight-heartbeat"] == "none"
@@ -487,7 +493,7 @@ def test_each_long_flight_has_one_heartbeat_thread_that_ends_with_it(group: sfs.
     eventually(lambda: heartbeats() == 0, what="no heartbeat")
 
 
-def test_short_flights_start_no_thread_but_the_timer(group: sfs.SingleFlight) -> None:
+def test_short_flights_start_no_thread_but_the_timer(group: sfs.SingleFlight, monkeypatch: pytest.MonkeyPatch) -> None:
     group.run("k", lambda: 1, heartbeat=5, lease=10)
     started: list[str] = []
     real = threading.Thread.start
@@ -496,10 +502,7 @@ def test_short_flights_start_no_thread_but_the_timer(group: sfs.SingleFlight) ->
         started.append(thread.name)
         real(thread)
 
-    threading.Thread.start = start  # type: ignore[method-assign]
-    try:
-        for number in range(100):
-            group.run(f"k{number}", lambda: 1, heartbeat=5, lease=10)
-    finally:
-        threading.Thread.start = real  # type: ignore[method-assign]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for number in range(100):
+        group.run(f"k{number}", lambda: 1, heartbeat=5, lease=10)
     assert set(started) <= {"singleflight-keeper"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.processes import Child
     from tests.support.proxy import Proxy
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 LEASE = 0.6
 QUICK: dict[str, Any] = {"lease": LEASE, "heartbeat": 0.2, "ttl": 30}
 LONG: dict[str, Any] = {"lease": 60, "heartbeat": 4, "ttl": 30}
-META, STREAM, RESULT, SEQUENCE = "ai:flight:meta:{k}", "ai:flight:stream:{k}", "ai:flight:result:{k}", "ai:flight:owner-seq"
+META, STREAM, RESULT, SEQUENCE = (
+    "ai:flight:meta:{k}",
+    "ai:flight:stream:{k}",
+    "ai:flight:result:{k}",
+    "ai:flight:owner-seq",
+)
 BOARD_AND_LOG = (META, STREAM, RESULT)
 
 
@@ -100,13 +105,18 @@ def wait_for_beat(client: redis.Redis, *, after: int) -> None:
     eventually(lambda: beats(client) > after, what="a beat")
 
 
+def entries(client: redis.Redis) -> list[dict[bytes, bytes]]:
+    log: Any = client.xrange(STREAM)
+    return [fields for _, fields in log]
+
+
 def claims(client: redis.Redis) -> list[dict[bytes, bytes]]:
-    return [fields for _, fields in client.xrange(STREAM) if fields[b"event"] == b"claimed"]
+    return [fields for fields in entries(client) if fields[b"event"] == b"claimed"]
 
 
 def ends(client: redis.Redis) -> list[bytes]:
     """The ends in the log, oldest first."""
-    events = [fields[b"event"] for _, fields in client.xrange(STREAM)]
+    events = [fields[b"event"] for fields in entries(client)]
     return [event for event in events if event in {b"succeeded", b"failed", b"cancelled", b"released"}]
 
 
@@ -282,9 +292,7 @@ def test_a_flight_whose_board_is_gone_can_be_published(here: sfs.SingleFlight, c
     assert here.get("k") == "value"
 
 
-def test_an_overwritten_token_fires_lost_and_the_value_is_refused(
-    here: sfs.SingleFlight, client: redis.Redis
-) -> None:
+def test_an_overwritten_token_fires_lost_and_the_value_is_refused(here: sfs.SingleFlight, client: redis.Redis) -> None:
     work = Work("old", "new")
     owner = Call(here, "k", work)
     work.wait_for(1)
@@ -422,7 +430,7 @@ def test_an_owner_whose_data_are_lost_before_it_publishes_keeps_its_value(
 
 def test_a_restart_of_the_server_in_mid_flight_runs_nothing_twice(start_server: Callable[..., Server]) -> None:
     server = start_server()
-    options = {"lease": 4, "heartbeat": 0.2}
+    options: dict[str, Any] = {"lease": 4, "heartbeat": 0.2}
     with sfs.SingleFlight(url=server.url, **options) as here, sfs.SingleFlight(url=server.unix_url, **options) as there:
         for _ in range(2):
             work = Work("value")
@@ -432,7 +440,7 @@ def test_a_restart_of_the_server_in_mid_flight_runs_nothing_twice(start_server: 
             wait_for_followers(there, "k", 1)
             server.restart()
             with redis.Redis(port=server.port) as client:
-                eventually(lambda: client.exists(META), what="the heartbeat claims anew")  # noqa: B023
+                eventually(lambda: client.exists(META), what="the heartbeat claims anew")
             work.let_go()
             assert owner.result() == follower.result() == "value"
             assert work.runs == 1
@@ -934,7 +942,7 @@ def test_after_everybody_slept_past_the_lease_all_get_one_outcome(
     assert ends(client) == [b"succeeded"]
 
 
-# close()
+# Groups that are closed
 
 
 def test_closing_a_group_releases_its_flights_and_their_callers_keep_their_own_value(

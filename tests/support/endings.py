@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import random
 import resource
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import singleflight_sync as sfs
 from singleflight_sync import keeper
-from tests.support.flights import Journal, outcome_of, wait_for_callers
+from tests.support.flights import Journal, Listener, outcome_of, wait_for_callers
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -27,65 +26,92 @@ NOBODY = 65_534
 trace_id: ContextVar[str] = ContextVar("trace_id", default="none")
 
 
-def fly_in_main(channel: Channel, url: str, key: str, journal: str, work: str, neighbours: int, options: dict[str, Any]) -> Any:
+class Household:
+    """The callers of one child: the main thread, which is interrupted, and other threads."""
+
+    def __init__(self, channel: Channel, group: sfs.SingleFlight, key: str, journal: Journal) -> None:
+        self.channel = channel
+        self.group = group
+        self.key = key
+        self.journal = journal
+        self.threads: list[threading.Thread] = []
+        self.outcomes: list[Any] = []
+        self._go = threading.Event()
+
+    def add(self, function: Callable[[], str]) -> None:
+        """One more caller, in a thread."""
+
+        def call() -> None:
+            self.outcomes.append(outcome_of(lambda: self.group.run(self.key, function)))
+
+        self.threads.append(threading.Thread(target=call))
+        self.threads[-1].start()
+
+    def add_owner(self) -> None:
+        """Another thread owns the flight, until the test lets it go."""
+
+        def function() -> str:
+            self.journal.note("thread")
+            assert self._go.wait(40)
+            return "thread"
+
+        self.add(function)
+        self.journal.wait_for(1)
+
+    def add_neighbours(self, count: int, already: int) -> None:
+        """Callers that come after the main thread, which leads, or waits like ``already`` (1 or 0) before them."""
+        rooms = self.group._runtime().shared.rooms
+        eventually(lambda: rooms.is_open(self.key), what="a room")
+        wait_for_callers(self.group, self.key, already)
+        for _ in range(count):
+            self.add(lambda: "neighbour")
+        wait_for_callers(self.group, self.key, already + count)
+        self.channel.send("joined")
+
+    def let_go(self) -> None:
+        """Wait for the test, and let the owner go."""
+        self.channel.wait()
+        self._go.set()
+
+    def be_interrupted(self) -> None:
+        """Call ``run`` and tell how that ended."""
+
+        def function() -> str:
+            self.journal.note("main")
+            self.channel.send("running")
+            time.sleep(40)
+            return "main"
+
+        try:
+            value = self.group.run(self.key, function)
+        except KeyboardInterrupt as error:
+            self.channel.send("interrupted" if type(error) is KeyboardInterrupt else repr(error))
+        else:
+            self.channel.send(f"not interrupted, but {value}")
+
+
+def fly_in_main(
+    channel: Channel, url: str, key: str, journal: str, work: str, neighbours: int, options: dict[str, Any]
+) -> Any:
     """The main thread calls ``run`` and is interrupted; then it calls again. ``neighbours`` threads call as well.
 
-    ``work`` is ``wait`` (for the test), or ``thread`` (another thread of this process is the owner, until the test lets it go).
+    ``work`` is ``main`` (the main thread may become the owner), or ``thread`` (another thread of this process
+    is the owner, until the test lets it go).
     """
-    note = Journal(journal).note
-    go = threading.Event()
-
-    def owner() -> str:
-        note("thread")
-        assert go.wait(40)
-        return "thread"
-
-    def mine() -> str:
-        note("main")
-        channel.send("running")
-        time.sleep(40)
-        return "main"
-
-    outcomes: list[Any] = []
-
-    def neighbour(function: Callable[[], str]) -> None:
-        outcomes.append(outcome_of(lambda: group.run(key, function, **options)))
-
     with sfs.SingleFlight(url=url, **options) as group:
-        threads = []
+        house = Household(channel, group, key, Journal(journal))
         if work == "thread":
-            threads.append(threading.Thread(target=neighbour, args=(owner,)))
-            threads[0].start()
-            Journal(journal).wait_for(1)
-
-        def join_in() -> None:
-            """Come after the main thread, which leads or waits then."""
-            rooms = group._runtime().shared.rooms
-            eventually(lambda: rooms.is_open(key), what="the main thread's room")
-            if work == "thread":
-                wait_for_callers(group, key, 1)
-            for _ in range(neighbours):
-                threads.append(threading.Thread(target=neighbour, args=(lambda: "neighbour",)))
-                threads[-1].start()
-            wait_for_callers(group, key, neighbours + (work == "thread"))
-            channel.send("joined")
-
-        helper = threading.Thread(target=join_in)
+            house.add_owner()
+        helper = threading.Thread(target=house.add_neighbours, args=(neighbours, int(work == "thread")))
         helper.start()
-        try:
-            value = group.run(key, mine, **options)
-        except KeyboardInterrupt as error:
-            channel.send("interrupted" if type(error) is KeyboardInterrupt else repr(error))
-        else:
-            channel.send(f"not interrupted, but {value}")
+        house.be_interrupted()
         helper.join()
         if work == "thread":
-            again = threading.Thread(target=lambda: (channel.wait(), go.set()))
-            again.start()
-        value = group.run(key, lambda: "again", **options)
-        for thread in threads:
+            threading.Thread(target=house.let_go).start()
+        value = group.run(key, lambda: "again")
+        for thread in house.threads:
             thread.join()
-        return {"again": value, "neighbours": sorted(outcome[1] for outcome in outcomes)}
+        return {"again": value, "neighbours": sorted(outcome[1] for outcome in house.outcomes)}
 
 
 def interrupted_at_random(channel: Channel, url: str, role: str, times: int, seed: int) -> list[str]:
@@ -104,58 +130,63 @@ def _interrupted_once(group: sfs.SingleFlight, key: str, role: str) -> list[str]
     release = threading.Event()
     outcomes: list[Any] = []
 
-    def owner() -> str:
-        if role != "owner":
-            release.wait(10)
-        else:
+    def function() -> str:
+        if role == "owner":
             time.sleep(0.004)
+        else:
+            release.wait(10)
         return "value"
 
     def call() -> None:
-        outcomes.append(outcome_of(lambda: group.run(key, owner, wait_timeout=20)))
+        outcomes.append(outcome_of(lambda: group.run(key, function, wait_timeout=20)))
 
-    others = [threading.Thread(target=call) for _ in range(2)]
+    others = [threading.Thread(target=call, name=f"other {number}") for number in range(2)]
     if role == "event":
-        for other in others:
-            other.start()
+        _start(others)
         eventually(lambda: group._runtime().shared.rooms.is_open(key), what="an owner here")
+    began = time.monotonic()
+    _run_interrupted(lambda: group.run(key, function, wait_timeout=20), others if role == "owner" else [])
+    wrong = [f"{key}: the interrupt took long"] if time.monotonic() - began > 5 else []
+    release.set()
+    outcomes.append(outcome_of(lambda: group.run(key, lambda: "again", wait_timeout=10)))
+    for other in others:
+        other.join(20)
+    wrong += [f"{key}: {other.name} hangs" for other in others if other.is_alive()]
+    return wrong + [f"{key}: {outcome}" for outcome in outcomes if outcome[1] not in {"value", "again"}]
+
+
+def _start(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+
+
+def _run_interrupted(call: Callable[[], Any], others: list[threading.Thread]) -> None:
+    """Call, and be interrupted at a random moment, at the latest after the call."""
 
     def interrupt() -> None:
-        if role == "owner":
-            for other in others:
-                other.start()
+        _start(others)
         time.sleep(random.uniform(0, 0.012))
         os.kill(os.getpid(), signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
-    began = time.monotonic()
     try:
         helper.start()
-        group.run(key, owner, wait_timeout=20)
-        time.sleep(10)  # it had been done before the signal came
+        call()
+        time.sleep(10)  # it was done before the signal came
     except KeyboardInterrupt:
         pass
-    took = time.monotonic() - began
     helper.join()
-    release.set()
-    again = outcome_of(lambda: group.run(key, lambda: "again", wait_timeout=10))
-    for other in others:
-        other.join(20)
-    wrong = [f"{key}: {other.name} hangs" for other in others if other.is_alive()]
-    wrong += [f"{key}: the interrupt took {took:.1f} s"] if took > 5 else []
-    wrong += [f"{key}: again {again}"] if again[0] != "value" else []
-    return wrong + [f"{key}: another caller got {outcome}" for outcome in outcomes if outcome != ["value", "value"] and outcome != ["value", "again"]]
 
 
-def at_the_end(channel: Channel, url: str, journal: str, way: str, used: bool, seconds: float, options: dict[str, Any]) -> None:
+def at_the_end(
+    channel: Channel, *, url: str, journal: str, way: str, used: bool, seconds: float, options: dict[str, Any]
+) -> None:
     """Call ``run`` when the main thread is over: by ``atexit``, or in a thread that outlives it.
 
     ``used``: the timer thread runs already. Notes the outcome, and warnings.
     """
     note = Journal(journal).note
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: note("warning")  # type: ignore[method-assign]
-    logging.getLogger("singleflight_sync").addHandler(handler)
+    Listener(lambda _: note("warning")).__enter__()
     group = sfs.SingleFlight(url=url, **options)
     if used:
         group.run("warm", lambda: time.sleep(0.3))
@@ -166,8 +197,7 @@ def at_the_end(channel: Channel, url: str, journal: str, way: str, used: bool, s
         return "value"
 
     def call() -> None:
-        kind, *rest = outcome_of(lambda: group.run("k", function))
-        note(rest[0])
+        note(outcome_of(lambda: group.run("k", function))[1])
         group.close()
 
     def outlive() -> None:
@@ -183,8 +213,10 @@ def at_the_end(channel: Channel, url: str, journal: str, way: str, used: bool, s
         threading.Thread(target=call).start()
 
 
-def without_threads(channel: Channel, url: str, journal: str, used: bool, seconds: float, options: dict[str, Any]) -> Any:
-    """No further thread may be started, as a container's limit on processes does; ``used``: the timer thread runs already."""
+def without_threads(
+    channel: Channel, *, url: str, journal: str, used: bool, seconds: float, options: dict[str, Any]
+) -> Any:
+    """No further thread may be started, as under a container's limit; ``used``: the timer thread runs already."""
     group = sfs.SingleFlight(url=url, **options)
     group.run("warm", lambda: time.sleep(0.3))  # reads what nobody may read afterwards
     if not used:
@@ -201,9 +233,7 @@ def without_threads(channel: Channel, url: str, journal: str, used: bool, second
     else:
         return "threads can be started"
     warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("singleflight_sync").addHandler(handler)
+    Listener(warnings.append).__enter__()
     seen: dict[str, Any] = {}
 
     def function() -> str:
@@ -254,7 +284,14 @@ def django_in_the_function(channel: Channel, url: str, flights: int) -> Any:
             cursor.execute("SELECT 1")
             if len(seen) == 0:
                 time.sleep(0.5)  # long enough for a heartbeat
-            seen.append((trace_id.get(), translation.get_language(), connection.in_atomic_block, threading.current_thread().name))
+            seen.append(
+                (
+                    trace_id.get(),
+                    translation.get_language(),
+                    connection.in_atomic_block,
+                    threading.current_thread().name,
+                )
+            )
         return 1
 
     with sfs.SingleFlight(url=url, lease=0.4, heartbeat=0.1, ttl=0) as group, transaction.atomic():
@@ -265,7 +302,7 @@ def django_in_the_function(channel: Channel, url: str, flights: int) -> Any:
 
 
 def publish_in_main(channel: Channel, url: str, proxy_url: str, options: dict[str, Any]) -> Any:
-    """The main thread is interrupted while its publication is held up behind a proxy; then it calls again, past the proxy."""
+    """The main thread is interrupted while a proxy holds up its publication; then it calls again, past the proxy."""
 
     def function() -> str:
         channel.send("running")

@@ -15,6 +15,7 @@ A child's function is described by words, since no function travels to it:
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -146,6 +147,25 @@ class Work:
     def let_go(self, times: int = 1) -> None:
         """Let executions, running ones or later ones, return."""
         self._go.release(times)
+
+
+class Listener(logging.Handler):
+    """Calls ``hear`` with each warning of the package, in the thread that gives it; a context manager."""
+
+    def __init__(self, hear: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._hear = hear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a warning on."""
+        self._hear(record.getMessage())
+
+    def __enter__(self) -> Listener:
+        logging.getLogger("singleflight_sync").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("singleflight_sync").removeHandler(self)
 
 
 def grip(seconds: float) -> None:

@@ -15,7 +15,7 @@ if sys.argv[1] == "early":
 
     import singleflight_sync  # noqa: F401
 
-import gevent
+import gevent  # type: ignore[import-untyped]
 from gevent import monkey
 
 monkey.patch_all()
@@ -38,9 +38,14 @@ def herd(group: sfs.SingleFlight, journal: Journal) -> Any:
         return name
 
     keys = ["one"] * 50 + [f"key{number}" for number in range(50)]
-    greenlets = [gevent.spawn(lambda key=key: outcome_of(lambda: group.run(key, lambda: function(key)))) for key in keys]
+    greenlets = [
+        gevent.spawn(lambda key=key: outcome_of(lambda: group.run(key, lambda: function(key)))) for key in keys
+    ]
     gevent.joinall(greenlets, timeout=40)
-    return {"alive": sum(not greenlet.dead for greenlet in greenlets), "right": [each.value for each in greenlets] == [["value", key] for key in keys]}
+    return {
+        "alive": sum(not greenlet.dead for greenlet in greenlets),
+        "right": [each.value for each in greenlets] == [["value", key] for key in keys],
+    }
 
 
 def spin(group: sfs.SingleFlight, journal: Journal) -> Any:

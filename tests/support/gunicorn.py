@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.util
 import json
@@ -67,10 +68,8 @@ class Site:
 
     def stop(self) -> None:
         """End the server and all its workers."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
 
@@ -122,7 +121,11 @@ def gunicorn(log: Path, told: dict[str, str], *words: str) -> Site:
 
 def uwsgi(log: Path, told: dict[str, str], *words: str) -> Site:
     """Start uWSGI with ``words`` on its command line."""
-    places = (os.environ.get("SINGLEFLIGHT_TEST_UWSGI"), shutil.which("uwsgi"), Path(sysconfig.get_path("scripts")) / "uwsgi")
+    places = (
+        os.environ.get("SINGLEFLIGHT_TEST_UWSGI"),
+        shutil.which("uwsgi"),
+        Path(sysconfig.get_path("scripts")) / "uwsgi",
+    )
     binary = next((str(place) for place in places if place and Path(place).exists()), None)
     if binary is None:
         parts.missing("no uWSGI: pip install uwsgi (it is compiled)")

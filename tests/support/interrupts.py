@@ -1,7 +1,8 @@
 """Ctrl-C at every moment: raises ``KeyboardInterrupt`` in a thread wherever CPython could deliver it.
 
-The interpreter looks for signals when a function begins, when a call of a C function returns, and when a loop goes round; nowhere else.
-``Interrupter(n)`` raises at the n-th such moment that the package's code passes in the traced thread, so that all of them can be tried.
+The interpreter looks for signals when a function begins, when a call of a C function returns, and when a
+loop goes round; nowhere else. ``Interrupter(n)`` raises at the n-th such moment that the package's code
+passes in the traced thread, so that all of them can be tried.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 PACKAGE = str(Path(singleflight_sync.__file__).parent)
 CALLS = {number for name, number in dis.opmap.items() if name.startswith("CALL")}
 LOOPS = {number for name, number in dis.opmap.items() if name.startswith(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))}
-SWALLOWS = {_weakrefset.__file__, weakref.__file__}  # called by the collector, which only prints what is raised in there
+# Called by the collector, which only prints what is raised in there; so is a generator that is left early.
+SWALLOWS = {_weakrefset.__file__, weakref.__file__}
 
 
 class Interrupter:
@@ -49,9 +51,9 @@ class Interrupter:
             sys.settrace(before)
             self._last.clear()
 
-    def _called(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _called(self, frame: FrameType, *_: Any) -> Any:
         caller = frame.f_back
-        if frame.f_code.co_filename in SWALLOWS:
+        if frame.f_code.co_filename in SWALLOWS or frame.f_code.co_name == "<genexpr>":
             return None
         if caller in self._last:
             self._last[caller] = -1  # a Python function begins: no C function returns

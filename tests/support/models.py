@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
 import multiprocessing
 import os
+import pkgutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import singleflight_sync as sfs
-from tests.support.flights import Journal, outcome_of
+from tests.support.flights import Journal, Listener, outcome_of
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ _group: sfs.SingleFlight
 
 def pool_after_use(channel: Channel, url: str, journal: str) -> list[Any]:
     """Use a group, fork a pool of four, and fly in all five processes at once."""
-    global _group  # noqa: PLW0603 - that is how forked children find it
+    global _group  # that is how forked children find it
     with sfs.SingleFlight(url=url, **QUICK) as _group:
         _group.run("warm", noting(journal, "warm", LEASE))
         with multiprocessing.get_context("fork").Pool(4) as pool:
@@ -199,7 +201,7 @@ def fork_under_threads(channel: Channel, url: str, forks: int) -> list[int]:
         def child() -> None:
             for key in ("busy 0", "busy 1", "mine"):
                 assert group.run(key, lambda: 1) == 1
-            assert group.run("slow", lambda: time.sleep(0.3) or 2, wait_timeout=30) == 2
+            group.run("slow", lambda: time.sleep(0.3), wait_timeout=30)
 
         statuses = [reaped(forked(child)) for _ in range(forks)]
         stop.set()
@@ -289,23 +291,24 @@ def killed_fork(channel: Channel, url: str, journal: str) -> str:
         return follower[0]
 
 
-def flight_under_uwsgi(channel: Channel, url: str, journal: str, opt: dict[str, str], options: dict[str, Any], seconds: float) -> Any:
+def flight_under_uwsgi(
+    channel: Channel, url: str, journal: str, opt: dict[str, Any], options: dict[str, Any], seconds: float
+) -> Any:
     """A flight in a process that looks like a uWSGI worker; what was seen while it was in the air."""
-    stub = types.ModuleType("uwsgi")
-    stub.opt = {name: value.encode() if isinstance(value, str) else value for name, value in opt.items()}  # type: ignore[attr-defined]
+    stub: Any = types.ModuleType("uwsgi")
+    stub.opt = {name: value.encode() if isinstance(value, str) else value for name, value in opt.items()}
     sys.modules["uwsgi"] = stub
     warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("singleflight_sync").addHandler(handler)
     seen: dict[str, Any] = {}
-    with sfs.SingleFlight(url=url, **options) as group:
+    with sfs.SingleFlight(url=url, **options) as group, Listener(warnings.append):
 
         def function() -> str:
             Journal(journal).note("uwsgi")
             channel.send("running")
             time.sleep(seconds)
-            seen["threads"] = [thread.name for thread in threading.enumerate() if thread.name.startswith("singleflight-")]
+            seen["threads"] = [
+                thread.name for thread in threading.enumerate() if thread.name.startswith("singleflight-")
+            ]
             info = group.peek("k")
             seen["lease"], seen["lease_left"] = info and info.lease, info and info.lease_left
             return "uwsgi"
@@ -316,48 +319,37 @@ def flight_under_uwsgi(channel: Channel, url: str, journal: str, opt: dict[str, 
     return seen
 
 
-def imports(channel: Channel) -> dict[str, Any]:
-    """Import every module of the package, and tell what that has made."""
-    import importlib  # noqa: PLC0415
-    import pkgutil  # noqa: PLC0415
-    import socket  # noqa: PLC0415
+def _maker(made: list[str], name: str, real: Any) -> Any:
+    """``real``, but notes in ``made`` which module of the package calls it."""
 
-    # Both came with this file: begin anew.
+    def make(*args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") == "threading":
+            frame = frame.f_back
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] == "singleflight_sync":
+            made.append(f"{name} by {module}")
+        return real(*args, **kwargs)
+
+    return make
+
+
+def imports(channel: Channel) -> dict[str, Any]:
+    """Import every module of the package anew, and tell what that has made."""
+    package = importlib.import_module("singleflight_sync")
+    found = pkgutil.walk_packages(package.__path__, "singleflight_sync.")
+    names = [module.name for module in found if not module.name.endswith("__main__")]
     for name in [name for name in sys.modules if name.partition(".")[0] == "singleflight_sync"]:
         del sys.modules[name]
     made: list[str] = []
-
-    def spy(name: str, real: Any) -> Any:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            frame = sys._getframe(1)
-            while frame is not None:
-                module = frame.f_globals.get("__name__", "")
-                if module.partition(".")[0] == "singleflight_sync":
-                    made.append(f"{name} by {module}")
-                    break
-                if not module.startswith("threading"):
-                    break
-                frame = frame.f_back  # type: ignore[assignment]
-            return real(*args, **kwargs)
-
-        return make
-
     for name in ("Lock", "RLock", "Event", "Condition", "Semaphore", "local", "Thread", "Timer"):
-        setattr(threading, name, spy(name, getattr(threading, name)))
-    connects: list[str] = []
-    real_connect = socket.socket.connect
-
-    def connect(self: socket.socket, address: Any) -> None:
-        connects.append(str(address))
-        real_connect(self, address)
-
-    socket.socket.connect = connect  # type: ignore[method-assign, assignment]
-    package = importlib.import_module("singleflight_sync")
-    names = [module.name for module in pkgutil.walk_packages(package.__path__, "singleflight_sync.") if not module.name.endswith("__main__")]
+        setattr(threading, name, _maker(made, name, getattr(threading, name)))
+    for place, name in ((socket.socket, "connect"), (socket, "create_connection")):
+        setattr(place, name, _maker(made, name, getattr(place, name)))
     skipped = []
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError:
             skipped.append(name)  # an extra that is not installed
-    return {"made": made, "connects": connects, "threads": threading.active_count(), "modules": len(names) - len(skipped)}
+    return {"made": made, "threads": threading.active_count(), "modules": len(names) - len(skipped)}
