@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import re
 import sys
 import time
@@ -47,8 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         status = DONE if arguments.command is _watch else INTERRUPTED
     except BrokenPipeError:
+        _discard_output()
         status = INTERRUPTED if arguments.command is _demo else DONE
     except OSError as exc:
+        _discard_output()
         status = _fail(exc, USAGE)
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is told in one line
         status = _fail(f"{type(exc).__name__}: {exc}", UNREACHABLE)
@@ -202,6 +205,13 @@ def _fail(problem: object, status: int) -> int:
     if sys.stderr is not None:
         print(f"singleflight_sync: {terminal.one_line(str(problem))}", file=sys.stderr)
     return status
+
+
+def _discard_output() -> None:
+    """Have what is still buffered for stdout go nowhere, so that Python does not fail on it once more at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 # -- how they are called

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FIELDS = [field.name for field in dataclasses.fields(FlightInfo)]
 BEATS = {"lease": 5.0, "heartbeat": 0.4}
 PROGRAM = [sys.executable, "-m", "singleflight_sync"]
+PLAIN = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "PYTHONUNBUFFERED"}}
 
 
 class Ran:
@@ -96,7 +97,9 @@ def digest_of(key: str) -> str:
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*PROGRAM, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [*PROGRAM, *words], cwd=ROOT, env=PLAIN, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
 
 
 # list
@@ -404,7 +407,12 @@ def test_a_full_disk_is_one_line(server: Server) -> None:
         pytest.skip("not applicable: no /dev/full")
     with Path("/dev/full").open("wb") as full:
         ran = subprocess.run(
-            [*PROGRAM, "list", "--url", server.url], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
+            [*PROGRAM, "list", "--url", server.url],
+            cwd=ROOT,
+            env=PLAIN,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert ran.returncode == 2
     assert b"No space left" in ran.stderr
@@ -428,9 +436,8 @@ def in_terminal(words: list[str], *, rows: int, columns: int, **environment: str
     """What a command line writes to a terminal of this size."""
     own, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     process = subprocess.Popen(
-        [*PROGRAM, *words], cwd=ROOT, stdout=its, env={**env, "TERM": "xterm", "PYTHONUTF8": "1", **environment}
+        [*PROGRAM, *words], cwd=ROOT, stdout=its, env={**PLAIN, "TERM": "xterm", "PYTHONUTF8": "1", **environment}
     )
     os.close(its)
     out = b""
@@ -449,7 +456,7 @@ def test_a_poor_encoding_is_no_error(server: Server) -> None:
         ran = subprocess.run(
             [*PROGRAM, "list", "--url", server.url],
             cwd=ROOT,
-            env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+            env={**PLAIN, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
             capture_output=True,
             check=True,
         )

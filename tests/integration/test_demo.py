@@ -40,11 +40,16 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = start(tmp_path)
     yield process
     process.kill()
-    process.communicate()
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        assert stream
+        stream.close()
+    for pid in processes_under(tmp_path):  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 def start(directory: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    inherited = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "PYTHONUNBUFFERED"}}
     environment = {**inherited, "TMPDIR": str(directory), "PYTHONUTF8": "1", "TERM": "xterm"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([*COMMAND, *words], cwd=ROOT, env=environment, **options)
