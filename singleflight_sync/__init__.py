@@ -39,7 +39,7 @@ from singleflight_sync.failures import describe as describe_error
 from singleflight_sync.failures import rebuild as rebuild_error
 from singleflight_sync.group import SingleFlight
 from singleflight_sync.group import decorator as _decorator
-from singleflight_sync.info import FlightInfo
+from singleflight_sync.info import FlightInfo, LogEntry
 from singleflight_sync.options import RunOptions
 from singleflight_sync.owner import Flight, Kept, Unshared, current_flight
 
@@ -79,6 +79,7 @@ __all__ = [
     "HardTimeoutError",
     "JSONCodec",
     "Kept",
+    "LogEntry",
     "OwnerFailedError",
     "PickleCodec",
     "ReentrantFlightError",
@@ -101,6 +102,7 @@ __all__ = [
     "describe_error",
     "forget",
     "get",
+    "history",
     "live",
     "peek",
     "rebuild_error",
@@ -146,6 +148,11 @@ def get(key: str, default: Any = None) -> Any:
 def peek(key: str) -> FlightInfo | None:
     """The live flight of ``key`` in the default group; see `SingleFlight.peek`."""
     return default_group().peek(key)
+
+
+def history(key: str) -> list[LogEntry]:
+    """What the log of ``key`` still holds in the default group; see `SingleFlight.history`."""
+    return default_group().history(key)
 
 
 def live() -> list[FlightInfo]:

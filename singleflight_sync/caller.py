@@ -182,8 +182,20 @@ class Caller:
             return self._own(seat, result)
         if isinstance(result, Landed):
             return result
-        self._rooms.settle(seat, result)
-        return self._taken(result)
+        return self._landed(seat, result)
+
+    def _landed(self, seat: Seat[Outcome, Follower], result: Outcome) -> Landed | Failure:
+        """Settle the room with what a follower heard; a value that needs no copies is decoded once for all."""
+        if isinstance(result, Failure):
+            self._rooms.settle(seat, result)
+            return result
+        try:
+            value = self._manner.codec.loads(result.payload)
+        except Exception:  # noqa: BLE001 - whatever a codec of the user's raises; each of the room sees for itself
+            self._rooms.settle(seat, result)
+            return self._taken(result)
+        self._rooms.settle(seat, Value(b"", (value,)) if is_immutable(value) else result)
+        return Landed(value)
 
     def _converse(  # noqa: C901 - a claim has that many answers
         self, seat: Seat[Outcome, Follower], follower: Follower | None
@@ -257,7 +269,7 @@ class Caller:
             if self._unreadable is not None:  # once more: somebody with another codec is at it
                 self._rooms.leave(seat)
                 return Landed(own_value(self._function()))
-            self._unreadable = stored.raw
+            self._unreadable = stored.prefix + stored.value
             return None
         self._token = stored.token
         self._rooms.settle(seat, Value(stored.value, (value,) if is_immutable(value) else ()))

@@ -80,9 +80,20 @@ class Link:
         finally:
             sock.settimeout(ANSWER_TIMEOUT)
 
-    def receive(self) -> Any:
-        """The next reply; raises what redis-py raises."""
-        return self._connection.read_response(disable_decoding=True)
+    def receive(self, size: int = 0) -> Any:
+        """Wait for the next reply; for that to ``size`` bytes as long as they may still be on their way.
+
+        Raises:
+            redis.RedisError: What the client or the server says.
+        """
+        if size < UPLOAD_BYTES_PER_SECOND:
+            return self._connection.read_response(disable_decoding=True)
+        sock = self._connection._sock
+        sock.settimeout(ANSWER_TIMEOUT + size / UPLOAD_BYTES_PER_SECOND)
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        finally:
+            sock.settimeout(ANSWER_TIMEOUT)
 
     def wait(self, timeout: float | None, *others: int) -> bool:
         """Wait for a reply (True), for ``timeout`` seconds, or until a file descriptor of ``others`` is ready."""

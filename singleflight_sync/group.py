@@ -13,7 +13,7 @@ from singleflight_sync.caller import Caller, Manner
 from singleflight_sync.codecs import JSONCodec
 from singleflight_sync.errors import ConfigurationError, StoreError
 from singleflight_sync.events import Observers, StoreFailed
-from singleflight_sync.info import FlightInfo
+from singleflight_sync.info import FlightInfo, LogEntry
 from singleflight_sync.keys import Namespace, key_from_template, key_of_call, refuse_requests
 from singleflight_sync.options import Options
 from singleflight_sync.owner import own_value
@@ -233,7 +233,19 @@ class SingleFlight:
         Raises:
             StoreError: Redis is unreachable.
         """
-        return next(iter(self._infos([self._names(key).tag.encode()])[0]), None)
+        return next(iter(self._infos([self._names(key).tag.encode()])), None)
+
+    def history(self, key: str) -> list[LogEntry]:
+        """What the log of ``key`` still holds, oldest first: the newest 100 entries, without their values.
+
+        Raises:
+            StoreError: Redis is unreachable.
+        """
+        names, store = self._names(key), self._store()
+        if store is None:
+            return []
+        entries = store.first(key, lambda: store.history(names, 100))
+        return [LogEntry.of_entry(values, now_ms) for now_ms, values in entries]
 
     def live(self) -> list[FlightInfo]:
         """All live flights, oldest first.
@@ -246,10 +258,7 @@ class SingleFlight:
         store = self._store()
         if store is None:
             return []
-        infos, over = self._infos(store.live())
-        if over:
-            store.drop(over)
-        return sorted(infos, key=lambda info: -info.age)
+        return sorted(self._infos(store.first("", store.live)), key=lambda info: -info.age)
 
     def cancel(self, key: str, fencing_token: int | None = None) -> bool:
         """End the open flight of ``key`` now.
@@ -416,16 +425,12 @@ class SingleFlight:
             else connect.from_client(self._client)
         )
 
-    def _infos(self, tags: list[bytes]) -> tuple[list[FlightInfo], list[bytes]]:
-        """What stands on the boards, and the tags of those that are over."""
+    def _infos(self, tags: list[bytes]) -> list[FlightInfo]:
         store = self._store()
         if store is None or not tags:
-            return [], []
-        boards, now = store.boards(tags)
-        infos = [FlightInfo.of_board(board, left, now, self.name) for board, left in boards]
-        return [info for info in infos if info is not None], [
-            tag for tag, info in zip(tags, infos, strict=True) if info is None
-        ]
+            return []
+        boards = store.first("", lambda: store.boards(tags))
+        return [FlightInfo.of_board(values, now_ms, self.name) for now_ms, values in boards]
 
 
 def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any]) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+_DIGITS = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +41,54 @@ class FlightInfo:
     forgotten: bool
 
     @classmethod
-    def of_board(cls, board: dict[bytes, bytes], left_ms: int, now_ms: int, group: str) -> FlightInfo | None:
-        """Read a notice board of this release or another one; None if it is none."""
-
-        def text(name: bytes) -> str:
-            return board.get(name, b"").decode("utf-8", "replace")
-
-        def whole(name: bytes, default: int = 0) -> int:
-            value = board.get(name, b"")
-            return int(value) if value.isdigit() else default
-
-        if not board.get(b"status") or not board.get(b"key"):
-            return None
-        started = whole(b"startedAt", now_ms)
+    def of_board(cls, values: list[Any], now_ms: int, group: str) -> FlightInfo:
+        """From what ``lua/boards.lua`` read; a field of another release or none has a value that says least."""
+        key, status, token, owner, started, beat, lease, followers, takeovers, forgotten, left_ms = values
+        began = _whole(started, now_ms)
         return cls(
-            key=text(b"key"),
+            key=str(key),
             group=group,
-            status=text(b"status"),
-            fencing_token=whole(b"ownerToken") or None,
-            owner_id=text(b"ownerId"),
-            age=max(0, now_ms - started) / 1000,
-            heartbeat_age=max(0, now_ms - whole(b"heartbeatAt", started)) / 1000,
-            lease=whole(b"leaseMs") / 1000,
-            lease_left=max(0, left_ms) / 1000,
-            followers=whole(b"followers"),
-            takeovers=whole(b"takeovers"),
-            forgotten=board.get(b"forgotten") == b"1",
+            status=str(status),
+            fencing_token=_whole(token) or None,
+            owner_id=owner or "",
+            age=max(0, now_ms - began) / 1000,
+            heartbeat_age=max(0, now_ms - _whole(beat, began)) / 1000,
+            lease=_whole(lease) / 1000,
+            lease_left=left_ms / 1000,
+            followers=_whole(followers),
+            takeovers=_whole(takeovers),
+            forgotten=forgotten == "1",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One entry of a key's log, without its value.
+
+    Attributes:
+        event: ``claimed``, ``succeeded``, ``failed``, ``cancelled``, ``released`` or ``forgotten``.
+        fencing_token: The flight; None where the entry names none.
+        age: Seconds since, by the server's clock.
+        owner_id: Of ``claimed``, as in `FlightInfo`; else ``""``.
+        takeovers: Of ``claimed``: how many owners the key had lost before.
+        continues: Of ``claimed``: the flight that it continues after Redis lost its data; else None.
+    """
+
+    event: str
+    fencing_token: int | None
+    age: float
+    owner_id: str = ""
+    takeovers: int = 0
+    continues: int | None = None
+
+    @classmethod
+    def of_entry(cls, values: list[Any], now_ms: int) -> LogEntry:
+        """From what ``lua/history.lua`` read."""
+        time_ms, event, token, owner, takeovers, continues = values
+        age = max(0, now_ms - int(time_ms)) / 1000
+        return cls(event or "", _whole(token) or None, age, owner or "", _whole(takeovers), _whole(continues) or None)
+
+
+def _whole(text: object, default: int = 0) -> int:
+    """A whole number as Redis holds it; what was planted is none."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < _DIGITS else default

@@ -111,7 +111,10 @@ def keeper() -> Keeper:
 def _threads_run() -> bool:
     """Whether threads can be relied on: without its flag, uWSGI holds the interpreter between two requests."""
     options = getattr(sys.modules.get("uwsgi"), "opt", None)
-    return options is None or any(options.get(name) for name in ("enable-threads", "threads"))
+    if options is None:
+        return True
+    threads = options.get("threads", b"0")
+    return options.get("enable-threads", b"0") in {True, b"true", b"1"} or (threads.isdigit() and int(threads) > 1)
 
 
 @functools.cache

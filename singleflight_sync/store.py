@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import json
 import os
 import re
 from contextlib import suppress
@@ -20,7 +21,7 @@ from singleflight_sync import deadline, wire
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry, Reading, number
-from singleflight_sync.wire import ERRORS, Command, UnreachableError, bulk, command
+from singleflight_sync.wire import ERRORS, Command, UnreachableError, bulk, command, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ PAUSE = 5.0
 
 PATIENCE = 2.0
 """How many seconds a command of no flight is repeated while the server answers that it cannot serve for now."""
+
+BOARDS = 200
+"""How many notice boards one script reads: the server does nothing else meanwhile."""
 
 LOG_MARGIN = 10.0
 """How many seconds the log outlives the lease."""
@@ -76,11 +80,11 @@ class Waiting(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The fresh result: its flight's token (None where values carry none), the value, and all that stands there."""
+    """The fresh result: its flight's token (None where values carry none), the value, and what stands before it."""
 
     token: int | None
+    prefix: bytes
     value: bytes
-    raw: bytes
 
 
 class Position(NamedTuple):
@@ -99,6 +103,21 @@ class Right(NamedTuple):
     log_id: bytes
     lease_ms: int
     life_ms: int
+
+
+class Call(NamedTuple):
+    """One of many runs of a script."""
+
+    keys: tuple[bytes, ...]
+    args: tuple[bytes, ...]
+    key: str = ""
+
+
+class Board(NamedTuple):
+    """What a script read for people, and the server's time in ms."""
+
+    now_ms: int
+    values: list[Any]
 
 
 class Forgotten(NamedTuple):
@@ -283,28 +302,16 @@ class Store:
 
     def forget(self, every: Sequence[Names], token: int | None) -> list[Forgotten]:
         """Drop the results of some keys and mark their open flights, in one round trip per server."""
-        script = _script("forget")
-
-        def attempt() -> list[Forgotten]:
-            replies = self._pipeline([self._forgetting(script.digest, names, token) for names in every], "forget")
-            for place, names in enumerate(every):
-                if isinstance(replies[place], NoScriptError):
-                    (replies[place],) = self._pipeline([self._forgetting(script.source, names, token)], "forget")
-            for reply, names in zip(replies, every, strict=True):
-                if isinstance(reply, Exception):
-                    raise wire.translate(reply, "forget", names.key) from reply
-            return [Forgotten(bool(stored), bool(other), number(marked)) for stored, other, marked in replies]
-
-        return _patiently(attempt)
-
-    def _forgetting(self, script: tuple[bytes, bytes], names: Names, token: int | None) -> Command:
-        keys = (names.meta, names.result, names.stream)
-        return names.meta, (*script, b"3", *keys, _text(token), self._bare)
+        calls = [
+            Call((names.meta, names.result, names.stream), (_text(token), self._bare), names.key) for names in every
+        ]
+        replies = _patiently(lambda: self._run_many("forget", calls))
+        return [Forgotten(bool(stored), bool(other), number(marked)) for stored, other, marked in replies]
 
     def put(self, names: Names, value: bytes, ttl: float) -> None:
         """Store a result of no flight."""
         stored = value if self._bare == b"1" else b"0:" + value
-        chunks = command(5, bulk(b"SET", names.result, stored, b"PX", b"%d" % to_ms(ttl)))
+        chunks = command(5, *pack((b"SET", names.result, stored, b"PX", b"%d" % to_ms(ttl))))
         self._send("store", names, names.result, chunks, len(value))
 
     def fetch(self, names: Names) -> Stored | None:
@@ -318,16 +325,25 @@ class Store:
         stored = None if reply is None else self._stored(reply)
         return stored if stored is not None and (stored.token is not None or self._bare == b"1") else None
 
-    def boards(self, tags: Sequence[bytes]) -> tuple[list[tuple[dict[bytes, bytes], int]], int]:
-        """For each tag the fields of its board (none: it is over) and its lease left; and the server's time. In ms."""
-        keys = [self.namespace.meta(tag.decode("utf-8", "replace")) for tag in tags]
-        commands = [(key, (name, key)) for key in keys for name in (b"HGETALL", b"PTTL")]
-        *replies, time = self._pipeline([*commands, (keys[0], (b"TIME",))])
-        boards = []
-        for fields, left in zip(replies[::2], replies[1::2], strict=True):
-            known = isinstance(fields, list) and isinstance(left, int) and left >= 0
-            boards.append((dict(zip(fields[::2], fields[1::2], strict=False)) if known else {}, left if known else 0))
-        return boards, int(time[0]) * 1000 + int(time[1]) // 1000
+    def boards(self, tags: Sequence[bytes]) -> list[Board]:
+        """The boards of the flights with these tags; those that are over leave the index. One trip per server."""
+        meta, live = self.namespace.meta, self.namespace.live
+        size = 1 if self.server.is_cluster else BOARDS
+        parts = [tags[start : start + size] for start in range(0, len(tags), size)]
+        more = () if self.server.is_cluster else (live,)
+        calls = [Call((*(meta(tag.decode("utf-8", "replace")) for tag in part), *more), tuple(part)) for part in parts]
+        boards, over = [], []
+        for part, (now, *texts) in zip(parts, self._run_many("boards", calls), strict=True):
+            boards += [Board(int(now), json.loads(text.decode("utf-8", "replace"))) for text in texts if text]
+            over += [tag for tag, text in zip(part, texts, strict=True) if not text]
+        if over and self.server.is_cluster:
+            self._pipeline([(live, (b"ZREM", live, *over))])
+        return boards
+
+    def history(self, names: Names, most: int) -> list[Board]:
+        """The newest entries of the log, oldest first, without their values."""
+        now, *texts = self._run("history", names, [names.stream], b"%d" % most)
+        return [Board(int(now), json.loads(text.decode("utf-8", "replace"))) for text in texts]
 
     def live(self) -> list[bytes]:
         """The tags of the index."""
@@ -339,16 +355,6 @@ class Store:
             raise wire.translate(tags, "list the live flights", "") from tags
         return list(tags)
 
-    def drop(self, tags: Sequence[bytes]) -> None:
-        """Take flights that are over out of the index."""
-        key = self.namespace.live
-        self._pipeline([(key, (b"ZREM", key, *tags))])
-
-    def entries(self, names: Names, log_id: bytes) -> list[Entry]:
-        """What stands in the log behind ``log_id``."""
-        chunks = command(4, bulk(b"XRANGE", names.stream, b"(" + log_id, b"+"))
-        return [Entry.of(each, flat) for each, flat in self._send("follow", names, names.stream, chunks)]
-
     def follow(self, names: Names, log_id: bytes) -> Reading:
         """Block on the log of a key, behind ``log_id``.
 
@@ -356,6 +362,11 @@ class Store:
             StoreError: Redis was not reached.
         """
         return Reading(self.server, names, log_id)
+
+    def entries(self, names: Names, log_id: bytes) -> list[Entry]:
+        """What stands in the log behind ``log_id``."""
+        chunks = command(4, bulk(b"XRANGE", names.stream, b"(" + log_id, b"+"))
+        return [Entry.of(each, flat) for each, flat in self._send("follow", names, names.stream, chunks)]
 
     # -- how it is sent
 
@@ -369,8 +380,9 @@ class Store:
         """
         if self._paused_until:
             if deadline.now() < self._paused_until:
+                about = f" for key {key!r}" if key else ""
                 raise UnreachableError(
-                    f"cannot ask for key {key!r}: Redis could not be reached a moment ago, "
+                    f"cannot ask{about}: Redis could not be reached a moment ago, "
                     f"and is left alone for {PAUSE:g} s"
                 )
             self._pause()
@@ -390,7 +402,7 @@ class Store:
 
     def _run(self, name: str, names: Names, keys: Sequence[bytes], *args: bytes, size: int = 0) -> Any:
         script = _script(name)
-        packed = (_packed_keys(*keys), bulk(*args))
+        packed = (_packed_keys(*keys), *pack(args))
         count = 3 + len(keys) + len(args)
 
         def attempt() -> Any:
@@ -418,6 +430,20 @@ class Store:
         with suppress(*ERRORS):  # the next attempt says what is wrong
             self.server.refresh()
 
+    def _run_many(self, name: str, calls: Sequence[Call]) -> list[Any]:
+        """Run a script many times; one round trip per server."""
+        script = _script(name)
+        replies = self._pipeline([_called(script.digest, each) for each in calls], name)
+        unknown = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = self._pipeline([_called(script.source, calls[place]) for place in unknown], name)
+            for place, reply in zip(unknown, again, strict=True):
+                replies[place] = reply
+        for each, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise wire.translate(reply, name, each.key) from reply
+        return replies
+
     def _pipeline(self, commands: Sequence[Command], operation: str = "list the live flights") -> list[Any]:
         """Many commands, each with the key that says where it goes; an error stands in the place of its reply."""
         try:
@@ -427,11 +453,15 @@ class Store:
 
     def _stored(self, raw: bytes) -> Stored:
         if self._bare == b"1":
-            return Stored(None, raw, raw)
+            return Stored(None, b"", raw)
         token, colon, _ = raw[:17].partition(b":")
         if not colon:
-            return Stored(None, raw, raw)
-        return Stored(number(token), raw[len(token) + 1 :], raw)
+            return Stored(None, b"", raw)
+        return Stored(number(token), token + colon, raw[len(token) + 1 :])
+
+
+def _called(script: tuple[bytes, bytes], call: Call) -> Command:
+    return call.keys[0], (*script, b"%d" % len(call.keys), *call.keys, *call.args)
 
 
 class _UnknownScriptError(Exception):

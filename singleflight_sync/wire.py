@@ -76,8 +76,21 @@ def bulk(*parts: bytes) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
+def pack(parts: Sequence[bytes]) -> list[bytes]:
+    """Pack parts of a command; a large one is not copied."""
+    chunks: list[bytes] = []
+    small: list[bytes] = []
+    for part in parts:
+        if len(part) < _COPIED_BYTES:
+            small.append(part)
+        else:
+            chunks += [bulk(*small) + b"$%d\r\n" % len(part), part, b"\r\n"]
+            small = []
+    return [*chunks, bulk(*small)]
+
+
 def command(count: int, *packed: bytes) -> list[bytes]:
-    """Pack a command of ``count`` parts; what is large is not copied once more."""
+    """Put a command of ``count`` parts together in few pieces; a large one is not copied."""
     pieces, head = [], b"*%d\r\n" % count
     for chunk in packed:
         if len(chunk) < _COPIED_BYTES:
@@ -107,11 +120,15 @@ def exchange(server: Server, key: bytes, chunks: Sequence[bytes], size: int = 0)
 
 
 def _ask(pool: Pool, chunks: Sequence[bytes], size: int, replies: int) -> Any:
+    return _on_a_link(pool, lambda link: _talk(pool, link, chunks, size, replies))
+
+
+def _on_a_link(pool: Pool, use: Callable[[Link], T]) -> T:
     """Replace the connection once if it turns out to be cut, or was not used lately and gives no answer."""
     link = pool.take()
     stale = not link.fresh and deadline.now() - link.used_at > LATELY
     try:
-        return _talk(pool, link, chunks, size, replies)
+        return use(link)
     except redis.TimeoutError:
         if not stale:
             raise
@@ -119,14 +136,14 @@ def _ask(pool: Pool, chunks: Sequence[bytes], size: int, replies: int) -> Any:
         if isinstance(exc, (BusyLoadingError, redis.AuthenticationError)):
             raise
     pool.drain()
-    return _talk(pool, pool.take(), chunks, size, replies)
+    return use(pool.take())
 
 
 def _talk(pool: Pool, link: Link, chunks: Sequence[bytes], size: int, replies: int) -> Any:
     try:
         link.send(chunks, size)
         for _ in range(replies):
-            reply = link.receive()
+            reply = link.receive(size)
     except ResponseError as exc:
         if replies > 1 or is_for_now(exc):
             link.close()  # a new connection may lead to a server that can serve
@@ -180,14 +197,16 @@ def persist(attempt: Callable[[], T], seconds: float) -> T:
     Raises:
         StoreError: the last one.
     """
+    until = deadline.now() + seconds
     try:
         return attempt()  # the common case, without the machinery
     except UnreachableError:
-        if seconds <= 0:
+        left = until - deadline.now()
+        if left <= 0:
             raise
     retrying = Retrying(
         retry=retry_if_exception_type(UnreachableError),
-        stop=stop_after_delay(seconds),
+        stop=stop_after_delay(left),
         wait=wait_random_exponential(multiplier=0.02, max=0.25),
         reraise=True,
     )
@@ -209,21 +228,26 @@ def pipeline(server: Server, commands: Sequence[Command]) -> list[Any]:
         places.setdefault(server.pool(key), []).append(place)
     replies: list[Any] = [None] * len(commands)
     for pool, mine in places.items():
-        block = b"".join([b"*%d\r\n" % len(commands[each][1]) + bulk(*commands[each][1]) for each in mine])
-        link = pool.take()
-        try:
-            link.send([block], len(block))
-            for place in mine:
-                replies[place] = _reply(link.receive)
-        except BaseException:
-            link.close()
-            raise
-        pool.give(link)
+        answers = _on_a_link(pool, lambda link: _talk_of_many(pool, link, [commands[each][1] for each in mine]))  # noqa: B023
+        for place, answer in zip(mine, answers, strict=True):
+            replies[place] = answer
     for place, (key, parts) in enumerate(commands):
         if isinstance(replies[place], (MovedError, AskError)):
-            packed = command(len(parts), bulk(*parts))
+            packed = command(len(parts), *pack(parts))
             replies[place] = _reply(lambda: exchange(server, key, packed))  # noqa: B023 - called at once
     return replies
+
+
+def _talk_of_many(pool: Pool, link: Link, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
+    block = b"".join([b"*%d\r\n" % len(parts) + bulk(*parts) for parts in commands])
+    try:
+        link.send([block], len(block))
+        answers = [_reply(link.receive) for _ in commands]
+    except BaseException:
+        link.close()
+        raise
+    pool.give(link)
+    return answers
 
 
 def _reply(receive: Callable[[], Any]) -> Any:
