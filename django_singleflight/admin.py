@@ -138,7 +138,7 @@ class FlightAdmin(admin.ModelAdmin):
         try:
             ended = getattr(groups.chosen(info.group), action)(info.key, fencing_token=info.fencing_token)
         except (StoreError, ConfigurationError) as exc:
-            return self._back(request, messages.ERROR, terminal.one_line(f"{info.group}: {exc}"))
+            return self._back(request, messages.ERROR, terminal.one_line(f"group {info.group}: {exc}"))
         if not ended:
             return self._back(request, messages.WARNING, OVER)
         self.log_change(request, flight, f"{action} (group {terminal.printable(info.group)}, fencing token {token})")
@@ -184,7 +184,7 @@ class FlightAdmin(admin.ModelAdmin):
         try:
             return [shown.event(entry) for entry in groups.chosen(info.group).history(info.key)]
         except (StoreError, ConfigurationError) as exc:
-            problems.append(terminal.one_line(f"{info.group}: {exc}"))
+            problems.append(terminal.one_line(f"group {info.group}: {exc}"))
             return []
 
 

@@ -36,6 +36,8 @@ ORDERS: dict[str, tuple[str | Promise, Callable[[FlightInfo], Any]]] = {
 }
 OLDEST_FIRST = "-age"
 
+_SHORTEST_DIGEST = 8
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -73,7 +75,11 @@ class Choice:
         if self.state and not shown.STATES[self.state][1](info):
             return False
         text = self.search.casefold()
-        return not text or any(text in each.casefold() for each in _searched(info))
+        return not text or any(text in each.casefold() for each in _searched(info)) or self._names(info)
+
+    def _names(self, info: FlightInfo) -> bool:
+        text = self.search.lower().removeprefix("sha256 ")
+        return len(text) >= _SHORTEST_DIGEST and shown.digest(info.key).startswith(text)
 
     def of_these(self, infos: list[FlightInfo]) -> Page:
         """The page that is wanted; the nearest one where there is no such page."""
@@ -84,7 +90,7 @@ class Choice:
 
 
 def _searched(info: FlightInfo) -> tuple[str, ...]:
-    return shown.key(info.key), shown.owner(info.owner_id), str(info.fencing_token or ""), shown.digest(info.key)
+    return shown.key(info.key), shown.owner(info.owner_id), str(info.fencing_token or "")
 
 
 class Listing(NamedTuple):
@@ -117,4 +123,4 @@ def _ask(name: str, group: Group) -> tuple[list[FlightInfo], str]:
     try:
         return group.live(), ""
     except (StoreError, ConfigurationError) as exc:
-        return [], terminal.one_line(f"{name}: {exc}")
+        return [], terminal.one_line(f"group {name}: {exc}")

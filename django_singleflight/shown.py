@@ -29,8 +29,8 @@ _PIECES = re.compile("([?&;])")
 _NESTED = 3
 """How often the name of a parameter may be percent-encoded."""
 
-# Up to the digest at the end of a view's key.
-_VALUE = re.compile(r"=.*?(?= [0-9a-f]{40}\Z|\Z)", re.DOTALL)
+# At the end of a view's key.
+_DIGEST = re.compile(r" [0-9a-f]{40}\Z")
 
 
 def digest(*parts: str) -> str:
@@ -56,15 +56,17 @@ def masked(text: str) -> str:
     """A key, the values of secret-looking query parameters starred as in Django's error reports."""
     if "?" not in text:
         return text
-    pieces = _PIECES.split(text)
+    digest_of_view = _DIGEST.search(text)
+    end = digest_of_view.start() if digest_of_view else len(text)
+    pieces = _PIECES.split(text[:end])
     hiding = False
     for place in range(2, len(pieces), 2):
-        separator, piece = pieces[place - 1], pieces[place]
-        if hiding and separator != "&":  # only "&" ends a value for Django
+        name, equals, _value = pieces[place].partition("=")
+        if hiding and pieces[place - 1] != "&":  # only "&" ends a value for Django
             pieces[place - 1] = pieces[place] = ""
-        elif hiding := "=" in piece and _is_secret(piece.partition("=")[0]):
-            pieces[place] = _VALUE.sub(f"={STARS}", piece, count=1)
-    return "".join(pieces)
+        elif hiding := bool(equals) and _is_secret(name):
+            pieces[place] = f"{name}={STARS}"
+    return "".join([*pieces, text[end:]])
 
 
 def _is_secret(name: str) -> bool:
