@@ -133,7 +133,7 @@ class Question:
         """
         self._environ = dict(request.META)  # the view may write into it
         self._shared = given.shared
-        self._asked = _asked_names()
+        self._asked = _asked_names(self._environ)
         self._vary_headers = given.headers
         method, host = request.method or "", request.get_host()
         address = _address(given.key, request, args, kwargs)
@@ -147,7 +147,7 @@ class Question:
         ])  # fmt: skip
         varied = [*(self._value(name) for name in given.headers), *(_varied(part, request) for part in given.callables)]
         self._whom = [self._value(AUTHORIZATION), self._value(REMOTE_USER), *varied]
-        self.identified = self._value(COOKIE) is not None or any(part is not None for part in self._whom)
+        self.identified = any(part not in {None, ""} for part in (self._value(COOKIE), *self._whom))
         """Whether a cookie, ``Authorization``, ``REMOTE_USER`` or a ``vary_on`` part tells visitors apart."""
 
     @functools.cached_property
@@ -226,8 +226,9 @@ def _host_names() -> list[str]:
     return names
 
 
-def _asked_names() -> frozenset[str]:
-    return _ASKED.union(_CONDITIONS, _host_names(), ["HTTP_HOST"])
+def _asked_names(environ: Mapping[str, Any]) -> frozenset[str]:
+    host = ["HTTP_HOST"] if "HTTP_HOST" in environ else ["HTTP_HOST", "SERVER_NAME", "SERVER_PORT"]
+    return _ASKED.union(_CONDITIONS, _host_names(), host)
 
 
 def _address(

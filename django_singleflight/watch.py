@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     Attributes:
         looked: Of the visitor: ``"session"``, ``"user"``, ``"cookies"``, ``"messages"``, ``"csrf"``.
         names: Names in ``request.META`` that its key does not cover, in order.
-        changed: ``"session"``, ``"messages"``, ``"csrf"`` or ``"nonce"``, if it changed that for the visitor; or ``""``.
+        changed: ``"session"``, ``"messages"``, ``"csrf"`` or ``"nonce"``, what it changed for the visitor; or ``""``.
         whole: It went through all of ``request.META`` or ``request.headers``, or read what is no text there.
         user: Who the visitor was, where it looked at the user; else ``""``.
         signed_in: It saw a user who is signed in.
