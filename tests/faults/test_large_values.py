@@ -110,7 +110,9 @@ def hit(channel: Channel, url: str, megabytes: float) -> float:
         return (peak_memory() - before) / (megabytes * MB)
 
 
-COPIES = 2.5  # of the value that a process may hold at a time: the value itself, its bytes, and half for buffers
+# How many times the value a process may hold at a time: the value itself, its bytes, and half for buffers; where it is
+# read, the parser of redis-py holds three by itself, in pure Python.
+COPIES_SENT, COPIES_READ = 2.5, 3.2
 
 
 @pytest.mark.parametrize("ttl", [5, 60])
@@ -132,13 +134,17 @@ def test_ten_megabytes_cross_once_per_process(
     assert owner.result() == value
     peaks = [child.result(within=40) for child in children]
     assert client.info("stats")["total_net_output_bytes"] - before <= 1.3 * 4 * len(value)
-    assert max(peaks) <= COPIES, f"peak memory, in values: {peaks}"
+    assert max(peaks) <= COPIES_READ, f"peak memory, in values: {peaks}"
 
 
-def test_memory_holds_a_few_copies_of_the_value(server: Server, spawn: Callable[..., Child]) -> None:
+@pytest.mark.parametrize(("act", "copies"), [("publish", COPIES_SENT), ("hit", COPIES_READ)])
+def test_memory_holds_a_few_copies_of_the_value(
+    server: Server, spawn: Callable[..., Child], act: str, copies: float
+) -> None:
     """In the process that computes it, and in one that finds it."""
-    peaks = [spawn(f"{HERE}:{each}", url=server.url, megabytes=30).result(within=40) for each in ("publish", "hit")]
-    assert max(peaks) <= COPIES, f"peak memory, in values: {peaks}"
+    spawn(f"{HERE}:publish", url=server.url, megabytes=30).result(within=40)
+    server.client().delete(*([] if act == "hit" else [RESULT]), "nothing")
+    assert spawn(f"{HERE}:{act}", url=server.url, megabytes=30).result(within=40) <= copies
 
 
 # What the server takes
@@ -183,9 +189,9 @@ def test_a_value_larger_than_the_servers_buffer_is_not_shared_either(start_serve
     server = start_server(client_query_buffer_limit="1mb")
     value, second = large(5), instant("second")
     work = Work(value)
-    owner = Call(group(server.client(), lease=4), "k", work)
+    owner = Call(group(server.client(), lease=2), "k", work)
     work.wait_for(1)
-    follower = Call(group(foreign(server), lease=4), "k", second)
+    follower = Call(group(foreign(server), lease=2), "k", second)
     wait_for_readers(server, 1)
     work.let_go()
     assert owner.result() == value
@@ -277,20 +283,34 @@ def test_a_slow_download_is_no_outage(server: Server, link: SlowLink, group: Mak
     assert (owner.result(), follower.result(), second.runs) == (value, value, 0)
 
 
-def test_a_caller_that_gives_up_does_not_wait_for_a_slow_download(server: Server, link: SlowLink, group: Make) -> None:
-    work = Work(large(10))
+def test_a_value_that_is_on_its_way_is_taken_although_the_deadline_passes(
+    server: Server, link: SlowLink, group: Make
+) -> None:
+    """The transfer takes two seconds more than the caller's patience."""
+    work, second = Work(large(6)), instant("second")
     owner = Call(group(server.client(), **LONG), "k", work)
     work.wait_for(1)
-    there = group(foreign(server, port=link.port), **LONG)
-    link.rate = MB // 2
-    follower = Call(there, "k", instant("second"), wait_timeout=3)
+    follower = Call(group(foreign(server, port=link.port), **LONG), "k", second, wait_timeout=1)
+    wait_for_readers(server, 1)
+    work.let_go()
+    assert (follower.result() == owner.result(), second.runs) == (True, 0)
+
+
+def test_a_link_that_falls_silent_within_a_value_ends_the_wait_in_time(
+    server: Server, link: SlowLink, group: Make
+) -> None:
+    work, second = Work(large(6)), instant("second")
+    owner = Call(group(server.client(), **LONG), "k", work)
+    work.wait_for(1)
+    follower = Call(group(foreign(server, port=link.port), **LONG), "k", second, wait_timeout=2)
     wait_for_readers(server, 1)
     begin = time.monotonic()
     work.let_go()
     owner.result()
-    found = follower.error()
-    assert isinstance(found, WaitTimeoutError)
-    assert time.monotonic() - begin < 3 + 5
+    eventually(lambda: link.received > MB, what="a part of the value has come")
+    link.hang()
+    assert isinstance(follower.error(), WaitTimeoutError)
+    assert time.monotonic() - begin < 2 + 5
 
 
 def test_an_upload_that_stalls_ends_with_the_value_for_its_caller(server: Server, link: SlowLink, group: Make) -> None:

@@ -22,7 +22,9 @@ class SlowLink:
 
     def __init__(self, server: Server, rate: int) -> None:
         self.rate = rate
-        self.sent = 0  # bytes that clients have sent so far; a counter for people, not exact
+        self.sent = self.received = 0  # bytes that clients have sent and got so far, one more or less
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._server = server
         self._sockets: list[socket.socket] = []  # appended to by one thread
         self._listener = socket.socket()
@@ -43,21 +45,30 @@ class SlowLink:
                     words = (source, target, source is client)
                     threading.Thread(target=self._pump, args=words, name="test-slow", daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:  # noqa: FBT001 - of a thread
+    def _pump(self, source: socket.socket, target: socket.socket, outward: bool) -> None:  # noqa: FBT001 - of a thread
         with contextlib.suppress(OSError):
             while data := source.recv(max(1, self.rate // SLICES_PER_SECOND)):
                 time.sleep(len(data) / self.rate)
-                self.sent += len(data) * counted
+                self._flowing.wait()
                 target.sendall(data)
+                if outward:
+                    self.sent += len(data)
+                else:
+                    self.received += len(data)
         for side in (source, target):
             with contextlib.suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
             side.close()
 
+    def hang(self) -> None:
+        """Let nothing through any more."""
+        self._flowing.clear()
+
     def __enter__(self) -> SlowLink:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._flowing.set()
         for each in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
