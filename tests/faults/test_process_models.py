@@ -218,12 +218,15 @@ def test_a_gthread_worker_whose_function_grips_the_interpreter_is_timed_out_and_
 
 
 def test_a_gthread_worker_may_compute_for_longer_than_the_worker_timeout(
-    start_site: Callable[..., Site], journal: Journal
+    start_site: Callable[..., Site], group: sfs.SingleFlight, journal: Journal
 ) -> None:
     words = ["--workers", "2", "-k", "gthread", "--threads", "4", "--timeout", "2"]
     site = start_site("gunicorn", *words)
     requests = [Request(site, key="k", work="sleep 3.5") for _ in range(6)]
+    journal.wait_for(1)
+    outside = Call(group, "k", lambda: "outside")
     assert [request.body() for request in requests] == ["value"] * 6
+    assert outside.result() == "value"
     assert len(journal) == 1
 
 
@@ -240,13 +243,16 @@ def gevent_config(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("order", ["patched first", "imported first", "preloaded", "preloaded and used"])
 def test_flights_work_under_gunicorn_with_gevent(
-    start_site: Callable[..., Site], journal: Journal, gevent_config: Path, order: str
+    start_site: Callable[..., Site], group: sfs.SingleFlight, journal: Journal, gevent_config: Path, order: str
 ) -> None:
     words = {"patched first": [], "imported first": ["--config", str(gevent_config)]}.get(order, ["--preload"])
     site = start_site("gunicorn", "--workers", "2", "-k", "gevent", *words, warm=order == "preloaded and used")
     keys = ["one"] * 10 + [f"key{number}" for number in range(10)]
     requests = [Request(site, key=key, name=key, work=f"sleep {4 * LEASE}") for key in keys]
+    journal.wait_for(len(set(keys)))
+    outside = Call(group, "one", lambda: "outside")
     assert [request.body() for request in requests] == keys
+    assert outside.result() == "one"
     assert names(journal) == sorted(set(keys))
 
 
@@ -299,9 +305,13 @@ def greenlets(server: Server, journal: Journal) -> Iterator[Callable[..., Greenl
 
 @pytest.mark.parametrize("order", ["late", "early"])
 def test_a_herd_of_greenlets_flies_each_key_once(
-    greenlets: Callable[..., Greenlets], journal: Journal, order: str
+    greenlets: Callable[..., Greenlets], group: sfs.SingleFlight, journal: Journal, order: str
 ) -> None:
-    assert greenlets("herd", order).report() == {"alive": 0, "right": True}
+    process = greenlets("herd", order)
+    journal.wait_for(51)
+    outside = Call(group, "one", lambda: "outside")
+    assert process.report() == {"alive": 0, "right": True}
+    assert outside.result() == "one"
     assert len(journal) == 51
 
 

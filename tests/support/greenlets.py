@@ -24,6 +24,7 @@ import threading  # noqa: E402 - patched by now
 
 import singleflight_sync as sfs  # noqa: E402
 from tests.support.flights import Journal, outcome_of  # noqa: E402
+from tests.support.waiting import eventually  # noqa: E402
 
 LEASE = 0.6
 QUICK: dict[str, Any] = {"lease": LEASE, "heartbeat": 0.2, "ttl": 0}
@@ -124,8 +125,11 @@ def main() -> None:
     with sfs.SingleFlight(url=url, **QUICK) as group:
         group.run("warm", lambda: 1)
         print(json.dumps(scenario(group, journal)), flush=True)  # noqa: T201 - its report
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("singleflight-heartbeat")]
-    assert not left, left
+    eventually(lambda: "singleflight-heartbeat" not in map(_name, threading.enumerate()), what="no heartbeat is left")
+
+
+def _name(thread: threading.Thread) -> str:
+    return thread.name
 
 
 if __name__ == "__main__":

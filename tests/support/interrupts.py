@@ -53,7 +53,7 @@ class Interrupter:
 
     def _called(self, frame: FrameType, *_: Any) -> Any:
         caller = frame.f_back
-        if frame.f_code.co_filename in SWALLOWS or frame.f_code.co_name == "<genexpr>":
+        if frame.f_code.co_filename in SWALLOWS or frame.f_code.co_name in {"__del__", "<genexpr>"}:
             return None
         if caller in self._last:
             self._last[caller] = -1  # a Python function begins: no C function returns
