@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's own name
 
-from django_singleflight import conf, groups, places
+from django_singleflight import conf, groups, limits, places
 from singleflight_sync import ConfigurationError, SingleFlight
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ def _check_value(name: str, value: Any, place: str) -> Iterator[CheckMessage]:
     try:
         if name == "IN_ATOMIC":
             conf.checked_in_atomic(value)
+        elif name == "SHOW_KEYS":
+            conf.show_keys()
+        elif name in limits.NAMES:
+            getattr(limits, name.lower())()
         elif name == "CODEC":
             SingleFlight(codec=conf.codec(value))
         elif not (name == "URL" and value is None):

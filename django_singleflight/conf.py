@@ -24,8 +24,10 @@ NAMESPACE = "ai:flight"
 
 _ENGINE = frozenset(name.upper() for name in RunOptions.__optional_keys__)
 _OF_CACHES = frozenset({"IN_ATOMIC"})
+_OF_VIEWS = frozenset({"IGNORED_HEADERS", "MAX_BODY", "UNSHARED_TTL", "CACHE_STATUS"})
+_OF_ADMIN = frozenset({"SHOW_KEYS"})
 
-NAMES = _ENGINE | _OF_CACHES | {"URL", "NAMESPACE", "CODEC"}
+NAMES = _ENGINE | _OF_CACHES | _OF_VIEWS | _OF_ADMIN | {"URL", "NAMESPACE", "CODEC"}
 """What ``SINGLEFLIGHT`` may hold."""
 
 CACHE_NAMES = (_ENGINE - {"TTL"}) | _OF_CACHES | {"NAMESPACE"}
@@ -113,6 +115,18 @@ def checked_in_atomic(value: Any) -> Literal["alone", "share"]:
     if value not in ("alone", "share"):
         raise ConfigurationError(f"IN_ATOMIC={value!r} must be 'alone' or 'share'")
     return cast("Literal['alone', 'share']", value)
+
+
+def show_keys() -> Literal["masked", "full", "digest"]:
+    """How the admin page and the command show keys.
+
+    Raises:
+        ConfigurationError: the setting is none of the three.
+    """
+    value = given().get("SHOW_KEYS", "masked")
+    if value not in ("masked", "full", "digest"):
+        raise ConfigurationError(f"SHOW_KEYS={value!r} must be 'masked', 'full' or 'digest'")
+    return cast("Literal['masked', 'full', 'digest']", value)
 
 
 def codec(value: Any) -> Codec:

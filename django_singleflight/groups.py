@@ -19,7 +19,7 @@ from singleflight_sync import ConfigurationError, SingleFlight
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from singleflight_sync import FlightInfo
+    from singleflight_sync import FlightInfo, LogEntry
 
 DEFAULT = "default"
 
@@ -35,6 +35,9 @@ class Group(Protocol):
 
     def live(self) -> list[FlightInfo]:
         """All live flights, oldest first."""
+
+    def history(self, key: str) -> list[LogEntry]:
+        """What the log of ``key`` still holds, oldest first."""
 
     def cancel(self, key: str, fencing_token: int | None = None) -> bool:
         """End the open flight of ``key``; whether there was one."""

@@ -34,7 +34,7 @@ LATELY = 5.0
 
 _OURS = re.compile(
     "retry|retry_on_.*|maint_.*|maintenance_.*|orig_.*|oss_.*|event_dispatcher|legacy_responses|cache.*|socket_timeout|"
-    "socket_connect_timeout|protocol|decode_responses|health_check_interval|parser_class|himport_registry|lib_.*|driver_info|"
+    "socket_connect_timeout|protocol|decode_responses|health_check_interval|himport_registry|lib_.*|driver_info|"
     "server_type|redis_connect_func"
 )
 # Shown by CLIENT LIST. Not CLIENT SETNAME, which a user of few rights may not call.
@@ -246,6 +246,9 @@ class Cluster:
         node = self._client.get_node(*address) or self._client.get_default_node()
         source = self._client.get_redis_connection(node).connection_pool
         settings = _settings(source.connection_kwargs) | {"host": address[0], "port": address[1]}
+        parser = getattr(redis.cluster, "ClusterParser", None)
+        if parser is not None:  # redis-py 5 and 6: the others do not know redirects
+            settings["parser_class"] = parser
         return lambda: source.connection_class(**settings)
 
     def moved(self, key: bytes, address: Address) -> None:
