@@ -108,7 +108,7 @@ class SentinelSet:
 
     def _knows_all(self, server: Server) -> bool:
         with redis.Redis(port=server.port) as client:
-            state = client.sentinel_master(self.service)
+            state = client.sentinel_masters()[self.service]
         counts = (state["num-slaves"], state["num-other-sentinels"])
         return bool(counts == (1, len(self.sentinels) - 1))
 
@@ -134,8 +134,8 @@ class SentinelSet:
 
     def _named(self) -> tuple[str, int] | None:
         with redis.Redis(port=self.sentinels[0].port, decode_responses=True) as client:
-            host, port = client.sentinel_get_master_addr_by_name(self.service)
-        return host, int(port)
+            state = client.sentinel_masters()[self.service]
+        return state["ip"], int(state["port"])
 
     def discovery(self, **options: Any) -> Sentinel:
         """A Sentinel client, closed at the end."""
