@@ -199,6 +199,7 @@ def test_under_run_an_owner_that_cannot_publish_returns_its_value_and_runs_no_se
     wait_for_callers(behind, "k", 1)
     proxy.refuse()
     assert work.flight.cancel_token.wait(20)
+    assert work.flight.cancel_token.reason is CancelReason.STORE_UNREACHABLE
     work.let_go()
     assert owner.result() == neighbour.result() == "value"
     assert work.runs == 1
@@ -304,6 +305,27 @@ def test_an_overwritten_token_fires_lost_and_the_value_is_refused(here: sfs.Sing
     assert owner.result() == "new"  # the stranger ends without an outcome: run again
     assert here.get("k") == "new"
     assert ends(client) == [b"succeeded"]
+
+
+def test_waiters_of_a_lost_owner_get_the_new_owners_value_while_the_old_one_is_stuck(
+    here: sfs.SingleFlight, there: sfs.SingleFlight, client: redis.Redis
+) -> None:
+    old, new = Work("old"), Work("new")
+    owner = Call(here, "k", old, lease=2, heartbeat=1)
+    old.wait_for(1)
+    waiters = [Call(here, "k", old) for _ in range(3)]
+    wait_for_callers(here, "k", 3)
+    client.delete(*BOARD_AND_LOG)
+    successor = Call(there, "k", new)
+    new.wait_for(1)
+    assert old.flight.cancel_token.wait(20)
+    assert old.flight.cancel_token.reason is CancelReason.LOST
+    new.let_go()
+    assert [caller.result() for caller in [successor, *waiters]] == ["new"] * 4
+    assert not owner.done
+    old.let_go()
+    assert owner.result() == "new"
+    assert (old.runs, new.runs) == (1, 1)
 
 
 def test_a_value_is_refused_under_an_overwritten_token_that_no_beat_has_seen(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = str(Path(singleflight_sync.__file__).parent)
-CALLS = {number for name, number in dis.opmap.items() if name.startswith("CALL")}
+CALLS = {number for name, number in dis.opmap.items() if name.startswith("CALL") and "INTRINSIC" not in name}
 LOOPS = {number for name, number in dis.opmap.items() if name.startswith(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))}
 # Called by the collector, which only prints what is raised in there; so is a generator that is left early.
 SWALLOWS = {_weakrefset.__file__, weakref.__file__}
