@@ -254,21 +254,45 @@ def test_a_deletion_by_the_callable_itself_keeps_its_value_out(quick: Any) -> No
     assert quick.get("k") is None
 
 
-@pytest.mark.parametrize("write", ["set", "add", "set_many", "clear"])
+@pytest.mark.parametrize("write", ["set", "add", "set_many", "incr"])
 def test_a_write_in_the_owners_process_is_seen_by_its_threads_at_once(quick: Any, write: str) -> None:
     old = Computation("old")
     with Threads() as threads:
         call = threads.call(quick.get_or_set, "k", old)
         assert old.running.wait(10)
-        if write == "clear":
-            quick.clear()
-            quick.set("k", "new")
-        else:
-            WRITES[write].do(quick, "k")
-        assert quick.get_or_set("k", never) == "new"
+        WRITES[write].do(quick, "k")
+        assert quick.get_or_set("k", never) == WRITES[write].after
         old.go_on.set()
         assert call.result(10) == "old"
-    assert quick.get("k") == "new"
+    assert quick.get("k") == WRITES[write].after
+
+
+@pytest.mark.parametrize("write", [name for name in WRITES if name != "nothing"])
+def test_every_write_closes_the_flight_to_later_callers_of_this_process(quick: Any, write: str) -> None:
+    old = Computation("old")
+    with Threads() as threads:
+        call = threads.call(quick.get_or_set, "k", old)
+        assert old.running.wait(10)
+        assert quick.flights.is_open(quick.make_key("k"))
+        WRITES[write].do(quick, "k")
+        assert not quick.flights.is_open(quick.make_key("k"))
+        old.go_on.set()
+        assert call.result(10) == "old"
+
+
+def test_a_clear_in_the_owners_process_closes_the_flight_to_its_threads(quick: Any) -> None:
+    old, new = Computation("old"), Computation("new")
+    with Threads() as threads:
+        first = threads.call(quick.get_or_set, "k", old)
+        assert old.running.wait(10)
+        quick.clear()
+        second = threads.call(quick.get_or_set, "k", new)
+        eventually(lambda: quick.flights.is_open(quick.make_key("k")))
+        old.go_on.set()
+        new.go_on.set()
+        assert second.result(10) == "new"
+        assert first.result(10) in ("old", "new")  # new, where the second flight began before the first one ended
+    assert quick.get("k") in ("new", None)
 
 
 def test_a_write_of_another_process_is_seen_where_somebody_follows(quick: Any, start: Callable[..., Child]) -> None:

@@ -18,6 +18,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import override_settings
 
+import django_singleflight
 import singleflight_sync
 from django_singleflight import conf, groups
 from django_singleflight.checks import check_deployment, check_settings
@@ -166,6 +167,7 @@ def test_a_good_project_has_nothing_to_hear() -> None:
     full = {**GOOD, "NAMESPACE": "n", "TTL": 1, "ERROR_TTL": 0, "LEASE": 5, "HEARTBEAT": 1, "WAIT_TIMEOUT": 20}
     full |= {"HARD_TIMEOUT": 50, "STALL_TIMEOUT": None, "TAKEOVER_JITTER": 1, "MAX_TAKEOVERS": 1, "SHARE_ERRORS": True}
     full |= {"MAX_BYTES": 10, "ENABLED": True, "ON_STORE_ERROR": "raise", "IN_ATOMIC": "share"}
+    full |= {"SHOW_KEYS": "full", "IGNORED_HEADERS": ["X-One"], "MAX_BODY": 1, "UNSHARED_TTL": 1, "CACHE_STATUS": True}
     assert ids({**full, "CODEC": "singleflight_sync.JSONCodec"}) == []
 
 
@@ -180,6 +182,9 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ({"URL": "http://host"}, ["E002"]),
         ({"NAMESPACE": ""}, ["E002"]),
         ({"IN_ATOMIC": "perhaps"}, ["E002"]),
+        ({"SHOW_KEYS": "none"}, ["E002"]),
+        ({"IGNORED_HEADERS": "X-One"}, ["E002"]),
+        ({"MAX_BODY": "10 MiB", "UNSHARED_TTL": -1, "CACHE_STATUS": "yes"}, ["E002", "E002", "E002"]),
         ({"CODEC": 17}, ["E002"]),
         ({"CODEC": "django_singleflight.conf"}, ["E002"]),
         ({"ENABLED": "django_singleflight.conf.NAME"}, ["E002"]),
@@ -207,6 +212,7 @@ def test_each_mistake_has_its_id(settings: Any, expected: list[str]) -> None:
         ({"LEESE": 3}, ["E001"]),
         ({"TTL": 3}, ["E001"]),
         ({"URL": "redis://host"}, ["E001"]),
+        ({"SHOW_KEYS": "full", "MAX_BODY": 1}, ["E001", "E001"]),
         ({"LEASE": "long"}, ["E002"]),
         ([], []),
         ([3], ["E002"]),
@@ -319,6 +325,18 @@ def test_every_message_has_a_hint_and_none_shows_a_password() -> None:
 def test_the_command_check_tells_them() -> None:
     with override_settings(SINGLEFLIGHT={"LEESE": 3}), pytest.raises(SystemCheckError, match="Did you mean"):
         call_command("check")
+
+
+# The package
+
+
+def test_the_package_exports_the_decorator_and_nothing_else() -> None:
+    from django_singleflight.decorators import single_flight  # noqa: PLC0415 - what is expected
+
+    assert django_singleflight.__all__ == ["single_flight"]
+    assert django_singleflight.single_flight is single_flight
+    with pytest.raises(AttributeError, match="no attribute 'cache_flight'"):
+        django_singleflight.cache_flight  # noqa: B018 - the access is what is tried
 
 
 # Nothing early
