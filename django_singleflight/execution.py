@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ def _as_first_seen(response: HttpResponse) -> HttpResponse:
     Middleware has written on it meanwhile, for another visitor.
     """
     fields = response.__dict__
-    mine = tuple(response.headers.items()), response.cookies.copy()
+    mine = tuple(response.headers.items()), copy.deepcopy(response.cookies)
     first = fields.setdefault(_FIRST_SEEN, mine)
     if first is mine:
         return response
@@ -169,6 +170,6 @@ def _as_first_seen(response: HttpResponse) -> HttpResponse:
     again: HttpResponse = kind.__new__(kind)
     again.__dict__.update(fields)
     again.__dict__.update(
-        headers=ResponseHeaders(dict(first[0])), cookies=first[1].copy(), _resource_closers=[], closed=False
+        headers=ResponseHeaders(dict(first[0])), cookies=copy.deepcopy(first[1]), _resource_closers=[], closed=False
     )
     return again
