@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 import threading
@@ -330,9 +331,11 @@ def test_a_flight_after_the_main_thread_has_ended_takes_one_long_lease_where_no_
     eventually(lambda: "running" in notes(journal), within=20, what="an execution")
     lease = int(client.hget(META, "leaseMs") or 0)
     assert child.wait() == 0, child.errors()
-    can_start = sys.version_info < (3, 12)
-    assert lease == (LEASE if can_start else 30) * 1000
-    assert notes(journal) == (["running", "value"] if can_start else ["warning", "running", "value"])
+    if notes(journal)[0] == "a thread can start":  # not so under Python 3.12
+        assert sys.version_info[:2] != (3, 12)
+        assert (lease, notes(journal)[1:]) == (LEASE * 1000, ["running", "value"])
+    else:
+        assert (lease, notes(journal)[1:]) == (30_000, ["warning", "running", "value"])
     assert not client.exists(META)
     assert "Traceback" not in child.errors()
 
@@ -346,7 +349,7 @@ def test_a_flight_after_the_main_thread_has_ended_is_beaten_for_by_a_timer_that_
     assert client.hget(META, "leaseMs") == b"600"
     assert group.run("k", lambda: "outside") == "value"
     assert child.wait() == 0, child.errors()
-    assert notes(journal) == ["running", "value"]
+    assert notes(journal)[1:] == ["running", "value"]
     assert not client.exists(META)
 
 
@@ -470,6 +473,8 @@ def test_helper_threads_know_nothing_of_the_callers_context(proxy: Proxy) -> Non
 
 
 def test_django_finds_its_language_and_transaction_and_no_further_connection(start_child: Callable[..., Child]) -> None:
+    if importlib.util.find_spec("django") is None:
+        parts.missing("no Django: install the extra 'django'")
     told = start_child("django_in_the_function", flights=500).result(within=50)
     assert told["seen"] == [["trace", "fr", True, "MainThread"]]
     assert told["opened"] == ["MainThread"]

@@ -183,7 +183,7 @@ def at_the_end(
 ) -> None:
     """Call ``run`` when the main thread is over: by ``atexit``, or in a thread that outlives it.
 
-    ``used``: the timer thread runs already. Notes the outcome, and warnings.
+    ``used``: the timer thread runs already. Notes whether a thread can start then, the outcome, and warnings.
     """
     note = Journal(journal).note
     Listener(lambda _: note("warning")).__enter__()
@@ -197,6 +197,7 @@ def at_the_end(
         return "value"
 
     def call() -> None:
+        note("a thread can start" if _can_start_a_thread() else "no thread can start")
         note(outcome_of(lambda: group.run("k", function))[1])
         group.close()
 
@@ -213,6 +214,14 @@ def at_the_end(
         threading.Thread(target=call).start()
 
 
+def _can_start_a_thread() -> bool:
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        return False
+    return True
+
+
 def without_threads(
     channel: Channel, *, url: str, journal: str, used: bool, seconds: float, options: dict[str, Any]
 ) -> Any:
@@ -226,11 +235,7 @@ def without_threads(
     if os.geteuid() == 0:  # to whom no limit applies
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    try:
-        threading.Thread(target=print).start()
-    except RuntimeError:
-        pass
-    else:
+    if _can_start_a_thread():
         return "threads can be started"
     warnings: list[str] = []
     Listener(warnings.append).__enter__()
