@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line, for the settings that DJANGO_SETTINGS_MODULE names; those of the tests by default."""
+"""Django's command line, for the settings that DJANGO_SETTINGS_MODULE names; those of the demo site by default."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import sys
 from django.core.management import execute_from_command_line
 
 if __name__ == "__main__":
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.djangoapp.settings")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example.settings")
     execute_from_command_line(sys.argv)

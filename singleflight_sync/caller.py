@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, keeper, outcome
@@ -25,7 +26,7 @@ from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance, own_value
 from singleflight_sync.patience import Patience
-from singleflight_sync.store import Answer, Owned, Stored, Waiting, new_nonce, terms
+from singleflight_sync.store import Answer, Owned, Right, Stored, Waiting, new_nonce, terms
 from singleflight_sync.wire import persist
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Caller:
         "_names",
         "_options",
         "_outer",
+        "_owned",
         "_patience",
         "_rooms",
         "_runtime",
@@ -81,6 +83,7 @@ class Caller:
         self._options = options
         self._manner = manner
         self._waits = False
+        self._owned: Owned | None = None
         self._rooms = runtime.shared.rooms
         self._outer = outer = check_entrance(self._rooms, names.key)
         token, key = (None, "") if outer is None else (outer.cancel_token, outer.key)
@@ -102,6 +105,7 @@ class Caller:
             try:
                 result = self._take_part(seat, follower)
             except BaseException as exc:
+                self._give_back()
                 self._rooms.leave(seat)  # nobody may be left in a room without a leader
                 if exc is self._patience.error:
                     self.tell(WaitTimedOut, waited=deadline.now() - self._patience.began)
@@ -213,6 +217,7 @@ class Caller:
                 if landed is not None:
                     return landed
             elif isinstance(answer, Owned):
+                self._owned = answer
                 self._claimed(answer, follower)
                 seat.state = None
                 return answer
@@ -295,19 +300,31 @@ class Caller:
         store = None if alone else self._runtime.store
         lease = Lease(store, self._names, self._runtime.owner_id, owned, options, self._lease, token, hard, aboard)
         flight = Flight(self._names.key, lease, self._rooms, outer)
-        self._runtime.shared.leases.add(lease)
-        self._runtime.own.add(lease)
-        keeper.keeper().watch(lease)
+        self._owned = None
         try:
-            return Owner(flight, lease, aboard, options, self._manner.codec, self._manner.ttl, self.tell).fly(
-                self._function
-            )
+            self._runtime.shared.leases.add(lease)
+            self._runtime.own.add(lease)
+            keeper.keeper().watch(lease)
+            owner = Owner(flight, lease, aboard, options, self._manner.codec, self._manner.ttl, self.tell)
+            return owner.fly(self._function)
+        except BaseException:
+            lease.release(counted=True)  # where the outcome is not told already
+            raise
         finally:
             lease.stop()
             keeper.keeper().leave(lease)
             self._runtime.shared.leases.discard(lease)
             self._runtime.own.discard(lease)
             self._patience.resume(lease.age())
+
+    def _give_back(self) -> None:
+        """Interrupted between the claim's answer and the flight: nobody has to wait for the end of its lease."""
+        owned, store = self._owned, self._runtime.store
+        if owned is not None and store is not None:
+            life = int(self._terms.split()[1])
+            with suppress(StoreError):
+                right = Right(owned.token, owned.log_id, 0, life)
+                store.release(self._names, right, new_nonce(), counted=False)
 
     def _without_store(self, seat: Seat[Outcome, Follower], exc: StoreError) -> Landed | Refused | Failure:
         """Redis is unreachable or refuses: the group's policy decides."""

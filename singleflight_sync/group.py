@@ -276,11 +276,7 @@ class SingleFlight:
             StoreError: Redis is unreachable.
         """
         names, store = self._names(key), self._store()
-        token = (
-            self._airborne(key, fencing_token)
-            if store is None
-            else store.first(key, lambda: store.cancel(names, fencing_token))
-        )
+        token = self._airborne(key, fencing_token) if store is None else store.cancel(names, fencing_token)
         if token is None:
             return False
         self.part(key)
@@ -325,7 +321,7 @@ class SingleFlight:
                 tokens = [self._airborne(key, token) for key in keys]
                 found = [Forgotten(stored=False, other=each is not None, token=each) for each in tokens]
             else:
-                found = store.first(keys[0], lambda: store.forget(every, token))
+                found = store.forget(every, token)
         finally:
             self.part(*keys)  # not before: a caller between the two would join what is being forgotten
         for lease in self._runtime().shared.leases.copy():

@@ -368,18 +368,16 @@ class Lease:
                 return self._end
             self._report_silence()
             self._publishing = True
+            self._next_beat = deadline.now() + self.heartbeat  # beats go on during a long upload only
             store, right = self.store, self.right
         try:
             fate = Answer.DONE if store is None else wire.persist(lambda: send(store, right), self.lease_left())
-        except UnreachableError:
-            with self._lock:
-                self._stop(Answer.DONE)
-            raise
         except BaseException as exc:
-            # Redis refuses the value, or we are interrupted: nothing is shared, and those who wait claim in
-            # turn.
-            self.release(counted=not isinstance(exc, StoreError))
+            if not isinstance(exc, UnreachableError):
+                # Redis refuses the value, or we are interrupted: nothing is shared, and those who wait claim in turn.
+                self.release(counted=not isinstance(exc, StoreError))
             raise
-        with self._lock:
+        finally:
+            # Without the lock, for which a beat may make us wait: while we publish, beats change no more than a time.
             self._stop(Answer.DONE)
         return fate

@@ -34,40 +34,46 @@ State = TypeVar("State", bound=Closable)
 class Seat(Generic[Out, State]):
     """One caller's place in a room."""
 
-    __slots__ = ("outcome", "room", "state", "turn")
+    __slots__ = ("room", "state", "turn")
 
     def __init__(self) -> None:
         self.room: Room[Out, State] | None = None
-        self.turn: threading.Event | None = None  # of a caller that waits; set once for an outcome or the lead
-        # Written once under the table's lock before `turn` is set, read by this seat's caller only after.
-        self.outcome: Out | None = None
+        self.turn: threading.Event | None = None  # of a caller that waits: set for an outcome or the lead
         # Where the conversation stands: the leader's alone, from its predecessor and for its successor.
         self.state: State | None = None
 
 
 class Room(Generic[Out, State]):
-    """One key's conversation. All fields are guarded by the table's lock."""
+    """One key's conversation. Guarded by the table's lock; who was woken reads it without."""
 
-    __slots__ = ("key", "leader", "waiting")
+    __slots__ = ("key", "leader", "outcome", "settled", "waiting")
 
     def __init__(self, key: str, leader: Seat[Out, State]) -> None:
         self.key = key
         self.leader: Seat[Out, State] | None = leader
+        self.outcome: Out | None = None  # set once, before `settled`
+        self.settled = False
         self.waiting: list[Seat[Out, State]] = []
+
+    def wake(self) -> None:
+        """Wake whoever has something to do: all, or the leader. Harmless where they are awake."""
+        for seat in self.waiting.copy() if self.settled else [self.leader]:
+            if seat is not None and seat.turn is not None:
+                seat.turn.set()
 
 
 class Rooms(Generic[Out, State]):
-    """The open rooms of one process for one namespace on one server."""
+    """The open rooms of one process for one namespace on one server. Thread-safe.
+
+    A caller may be interrupted anywhere in here (Ctrl-C): `leave`, which it calls then, finishes what was begun.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rooms: dict[str, Room[Out, State]] = {}  # guarded by _lock
 
     def enter(self, key: str, seat: Seat[Out, State]) -> bool:
-        """Take the seat in the key's room; True: this caller opened it and leads.
-
-        The seat is made before, so that a caller that is interrupted anywhere in here can `leave`.
-        """
+        """Take the seat in the key's room; True: this caller opened it and leads."""
         with self._lock:
             room = self._rooms.get(key)
             if room is None:
@@ -100,22 +106,21 @@ class Rooms(Generic[Out, State]):
             WaitTimeoutError, FlightInterrupted: see `Patience.slice`.
         """
         assert seat.turn is not None
+        assert seat.room is not None
         while not seat.turn.wait(patience.slice()):
             pass
-        return seat.outcome
+        return seat.room.outcome if seat.room.settled else None
 
     def settle(self, seat: Seat[Out, State], outcome: Out) -> bool:
         """Give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
         with self._lock:
             room = seat.room
-            if room is None or room.leader is not seat:
+            if room is None or room.leader is not seat or room.settled:
                 return False
-            self._end(room)
-            waiting, room.waiting = room.waiting, []
-            for each in waiting:
-                each.outcome = outcome
-        for each in waiting:  # who waits has an event
-            each.turn.set()  # type: ignore[union-attr]
+            room.outcome = outcome
+            room.settled = True
+            self._remove(room)
+        room.wake()
         return True
 
     def leave(self, seat: Seat[Out, State]) -> None:
@@ -123,22 +128,25 @@ class Rooms(Generic[Out, State]):
 
         A leader's state goes to the next in the room, who leads then; where there is none, the room is closed.
         """
+        state = None
         with self._lock:
             room = seat.room
-            if room is not None and seat in room.waiting:
-                room.waiting.remove(seat)
-            if room is None or room.leader is not seat:
+            if room is None:
                 return
-            state, seat.state = seat.state, None
-            if room.waiting:
-                successor = room.leader = room.waiting.pop(0)
-                successor.state = state
-            else:
-                successor = None
-                self._end(room)
-        if successor is not None:
-            successor.turn.set()  # type: ignore[union-attr]
-        elif state is not None:
+            if seat in room.waiting:
+                room.waiting.remove(seat)
+            if room.settled:
+                self._remove(room)
+            elif room.leader is seat:
+                state, seat.state = seat.state, None
+                if room.waiting:
+                    room.waiting[0].state, state = state, None
+                    room.leader = room.waiting.pop(0)
+                else:
+                    room.leader = None
+                    self._remove(room)
+        room.wake()
+        if state is not None:
             state.close()
 
     def close(self, seat: Seat[Out, State]) -> None:
@@ -152,10 +160,6 @@ class Rooms(Generic[Out, State]):
         with self._lock:
             for key in keys or list(self._rooms):
                 self._rooms.pop(key, None)
-
-    def _end(self, room: Room[Out, State]) -> None:
-        room.leader = None
-        self._remove(room)
 
     def _remove(self, room: Room[Out, State]) -> None:
         if self._rooms.get(room.key) is room:

@@ -154,16 +154,12 @@ class Owner(NamedTuple):
             The value, or what the caller gets instead of it.
 
         Raises:
-            BaseException: what the function raised; a `StoreError` under ``on_store_error="raise"``.
+            BaseException: what the function raised; a `StoreError` under ``on_store_error="raise"``. If it is
+                no outcome, the caller has to release the lease and to leave its room.
         """
         context = _current.set(self.flight)
         try:
             return self._run(function)
-        except BaseException:
-            # No outcome, or one that is told already, which makes the two calls do nothing.
-            self.lease.release(counted=True)
-            self.aboard.vacate()
-            raise
         finally:
             _current.reset(context)
 
