@@ -175,27 +175,38 @@ class SingleFlightCache(RedisCache):
 
     def set(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> None:
         """Django's own. What is being computed for the key elsewhere is not stored over it."""
-        with self._write(timeout, version, key):
+        with self._write(version, key) as forget:
             super().set(key, value, timeout, version)
+            if self._is_deletion(timeout):
+                forget()
 
     def add(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         """Django's own. What is being computed for the key elsewhere is not stored over it."""
-        with self._write(timeout, version, key):
-            return bool(super().add(key, value, timeout, version))
+        with self._write(version, key) as forget:
+            added = bool(super().add(key, value, timeout, version))
+            if added and self._is_deletion(timeout):
+                forget()
+        return added
 
     def set_many(self, data: dict[Any, Any], timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> list[Any]:
         """Django's own. What is being computed for the keys elsewhere is not stored over them."""
-        with self._write(timeout, version, *data):
-            return list(super().set_many(data, timeout, version))
+        with self._write(version, *data) as forget:
+            failed = list(super().set_many(data, timeout, version))
+            if self._is_deletion(timeout):
+                forget()
+        return failed
 
     def touch(self, key: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         """Django's own; False while the key is only being computed."""
-        with self._write(timeout, version, key):
-            return bool(super().touch(key, timeout, version))
+        with self._write(version, key) as forget:
+            touched = bool(super().touch(key, timeout, version))
+            if self._is_deletion(timeout):
+                forget()
+        return touched
 
     def incr(self, key: Any, delta: int = 1, version: int | None = None) -> int:
         """Django's own; a ValueError while the key is only being computed."""
-        with self._write(None, version, key):
+        with self._write(version, key):
             return int(super().incr(key, delta, version))
 
     def delete(self, key: Any, version: int | None = None) -> bool:
@@ -226,17 +237,24 @@ class SingleFlightCache(RedisCache):
             self.flights.part()
 
     @contextlib.contextmanager
-    def _write(self, timeout: Any, version: int | None, *keys: Any) -> Iterator[None]:
-        """Around a write of Django's own. Where the timeout makes a deletion of it, the keys are forgotten after it."""
+    def _write(self, version: int | None, *keys: Any) -> Iterator[Callable[[], None]]:
+        """Around a write of Django's own; yields what forgets the keys, to be called where the write was a deletion."""
         full = [text for key in keys if (text := self._text(self.make_key(key, version))) is not None]
         flights = self.flights
+
+        def forget() -> None:
+            if flights.is_enabled():
+                self._forget(full)
+
         try:
-            yield
+            yield forget
         finally:
             if full:
                 flights.part(*full)  # not before: a caller between the two would join what is older than the write
-        if full and self.get_backend_timeout(timeout) == 0 and flights.is_enabled():
-            self._forget(full)
+
+    def _is_deletion(self, timeout: Any) -> bool:
+        """Whether a write with this timeout deletes, as Django understands it."""
+        return bool(self.get_backend_timeout(timeout) == 0)
 
     def _forget(self, keys: list[str]) -> list[bool]:
         try:

@@ -106,6 +106,30 @@ def test_without_a_timeout_a_cache_without_end_has_none(make_caches: Make, raw: 
     assert raw.pttl(":1:k") == -1
 
 
+@pytest.mark.parametrize("timeout", [0, -1, 0.5])
+def test_an_add_for_no_time_leaves_what_is_there(cache: Any, timeout: float) -> None:
+    cache.set("k", "there")
+    assert cache.add("k", "other", timeout) is False
+    assert cache.get_or_set("k", "other", timeout) == "there"
+    assert cache.get("k") == "there"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.5])
+def test_a_write_for_no_time_deletes_what_is_there(cache: Any, timeout: float) -> None:
+    cache.set_many({"set": 1, "set_many": 1, "touch": 1})
+    cache.set("set", 2, timeout)
+    cache.set_many({"set_many": 2}, timeout)
+    assert cache.touch("touch", timeout) is True
+    assert cache.get_many(["set", "set_many", "touch"]) == {}
+
+
+def test_a_write_that_cannot_be_pickled_leaves_what_is_there(cache: Any) -> None:
+    cache.set("k", "there")
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        cache.set("k", lambda: 1, 0)
+    assert cache.get("k") == "there"
+
+
 # Defaults
 
 

@@ -1,4 +1,4 @@
-"""A site with one page, visitors with cookies of their own, and herds of them that come while the page is being made."""
+"""A site with one page, visitors with cookies of their own, and herds of them that come while a page is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import re_path
 from django.utils.functional import SimpleLazyObject
@@ -22,6 +21,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+
+    from django.http import HttpRequest, HttpResponse
 
     from tests.support.servers import Server
 
@@ -87,10 +88,15 @@ class LoadsTheUser(SignIn):
 
 
 class Page:
-    """A view's body that waits, in its first run, until the test lets it go on; and counts its runs."""
+    """A view's body that waits, in its first run, until the test lets it go on; and counts its runs.
 
-    def __init__(self, body: Callable[..., Any]) -> None:
+    ``hold``: the number of another run that waits for ``go_on_again``.
+    """
+
+    def __init__(self, body: Callable[..., Any], *, hold: int = 0) -> None:
         self.body = body
+        self.hold = hold
+        self.go_on_again = threading.Event()
         self.runs = 0
         self.running = threading.Event()
         self.go_on = threading.Event()
@@ -99,10 +105,12 @@ class Page:
     def __call__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             self.runs += 1
-            is_first = self.runs == 1
-        if is_first:
+            number = self.runs
+        if number == 1:
             self.running.set()
             assert self.go_on.wait(20)
+        elif number == self.hold:
+            assert self.go_on_again.wait(20)
         return self.body(request, *args, **kwargs)
 
 
@@ -161,13 +169,20 @@ class Site:
         """Let a visitor come, in a thread."""
         return self._pool.submit(visitor.get, path, **extra)
 
-    def herd(self, page: Page, *visitors: Visitor, path: str = "/", **extra: Any) -> list[Any]:
-        """The first visitor has the page made; the others come meanwhile. What all of them get."""
+    def herd(self, page: Page, *visitors: Visitor, path: str = "/", again: int = 0, **extra: Any) -> list[Any]:
+        """The first visitor has the page made; the others come meanwhile. What all of them get.
+
+        ``again``: so many of them wait in a second flight, which the page holds.
+        """
         first = self.start(visitors[0], path, **extra)
         assert page.running.wait(20)
         others = [self.start(visitor, path, **extra) for visitor in visitors[1:]]
         self.wait_for(len(others))
         page.go_on.set()
+        if page.hold:
+            eventually(lambda: page.runs == page.hold, within=10, what="the second flight")
+            self.wait_for(again)
+            page.go_on_again.set()
         return [call.result(20) for call in (first, *others)]
 
     def waiting(self) -> int:

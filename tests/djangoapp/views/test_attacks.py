@@ -1,4 +1,6 @@
-"""Nothing of one visitor reaches another one: attempts, each with two real clients on one page that says ``shared=True``."""
+"""Nothing of one visitor reaches another one: attempts, each with two real clients on one page."""
+
+# ruff: noqa: ARG005 - a view takes a request, whether it looks at it or not
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from django.utils.cache import patch_vary_headers
 from django.views.decorators.csrf import csrf_exempt
 
 from django_singleflight.decorators import single_flight
-from django_singleflight.envelope import EnvelopeCodec, Page as Copy, Terms
+from django_singleflight.envelope import EnvelopeCodec, Terms
+from django_singleflight.envelope import Page as Copy
 from singleflight_sync import PickleCodec, default_group
 from tests.djangoapp.views.site import MIDDLEWARE, Page, User, Visitor, statuses, texts
 
@@ -64,7 +67,7 @@ class Address(OtherCookie):
 
 
 def name(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(str(request.user.name))  # type: ignore[union-attr]
+    return HttpResponse(str(request.user.name))
 
 
 def served(site: Site, body: Callable[..., Any], *, shared: bool = True, **options: Any) -> Page:
@@ -315,7 +318,7 @@ def forged(key: str) -> Copy:
     ids=["another key", "another body", "no signature", "a signed pickle", "a pickle", "nothing", "empty", "text"],
 )
 def test_a_planted_result(data: Any, site: Site, server: Server) -> None:
-    page = served(site, lambda r: HttpResponse(f"run {page.runs}"))
+    page: Page = served(site, lambda r: HttpResponse(f"run {page.runs}"))
     page.go_on.set()
     assert plant(server, site, data, page).content == b"run 2"
 
@@ -327,7 +330,7 @@ def test_a_planted_end(event: str, site: Site, server: Server) -> None:
     first = site.start(Visitor())
     assert page.running.wait(20)
     group, client = default_group(), server.client()
-    (info,) = _until(lambda: group.live())
+    (info,) = _until(group.live)
     names = group._names(info.key)
     (stream,) = [key for key in client.keys("*stream*") if names.tag.encode() in key]
     group.part(info.key)  # whoever comes now asks Redis
@@ -388,7 +391,7 @@ def test_a_follower_cannot_change_the_page_of_another_one(site: Site) -> None:
     ],
 )
 def test_requests_that_pass_through(method: str, environ: Any, site: Site) -> None:
-    page = served(site, csrf_exempt(lambda r: HttpResponse(str(page.runs))), ttl=60)
+    page = served(site, csrf_exempt(lambda r: HttpResponse("x")), ttl=60)
     page.go_on.set()
     visitor = Visitor()
     visitor.client.handler.enforce_csrf_checks = False
@@ -401,7 +404,7 @@ def test_head_and_get_do_not_share(site: Site) -> None:
     page = served(site, lambda r: HttpResponse(r.method), ttl=60)
     page.go_on.set()
     assert Visitor().get().content == b"GET"
-    assert Visitor().client.head("/")["Content-Length" if False else "Content-Type"]
+    assert Visitor().client.head("/").status_code == 200
     assert page.runs == 2
 
 
@@ -447,7 +450,7 @@ def test_a_nested_view_is_not_shared_by_itself(site: Site) -> None:
     inner = Page(lambda r: HttpResponse(r.COOKIES.get("a")))
     inner.go_on.set()
     decorated = single_flight(shared=True, ttl=60)(inner)
-    page = served(site, lambda r: decorated(r), ttl=60)
+    page = served(site, lambda r, **_: decorated(r), ttl=60)
     assert bodies(site, page, Visitor({"a": "1"}), Visitor({"a": "2"}), later=Visitor({"a": "3"})) == ["1", "2", "3"]
 
 
@@ -464,9 +467,9 @@ def test_a_view_that_calls_itself_by_another_address(site: Site) -> None:
 def test_vary_that_a_decorator_below_adds(site: Site) -> None:
     from django.views.decorators.vary import vary_on_cookie  # noqa: PLC0415
 
-    page = Page(vary_on_cookie(lambda r: HttpResponse("x")))
+    page = Page(vary_on_cookie(lambda r: HttpResponse("x")), hold=2)
     site.serve(single_flight(shared=True)(page))
-    got = site.herd(page, Visitor({"a": "1"}), Visitor({"a": "2"}), Visitor({"a": "2"}))
+    got = site.herd(page, Visitor({"a": "1"}), Visitor({"a": "2"}), Visitor({"a": "2"}), again=1)
     assert page.runs == 2  # one more flight, keyed by it
     patch_vary_headers(got[0], ["X"])
     assert all("Cookie" in response["Vary"] for response in got)

@@ -1,5 +1,7 @@
 """The keys of flights: what is asked, and for whom."""
 
+# ruff: noqa: ARG005 - a view takes a request, whether it looks at it or not
+
 from __future__ import annotations
 
 import datetime as dt
@@ -120,7 +122,11 @@ def test_the_host_is_checked_before_any_key() -> None:
 def test_proxies_in_front() -> None:
     with override_settings(USE_X_FORWARDED_HOST=True, SECURE_PROXY_SSL_HEADER=("HTTP_X_SCHEME", "https")):
         made = all_keys(
-            [{"HTTP_X_FORWARDED_HOST": "a"}, {"HTTP_HOST": "b", "HTTP_X_FORWARDED_HOST": "a"}, {"HTTP_X_SCHEME": "https"}],
+            [
+                {"HTTP_X_FORWARDED_HOST": "a"},
+                {"HTTP_HOST": "b", "HTTP_X_FORWARDED_HOST": "a"},
+                {"HTTP_X_SCHEME": "https"},
+            ],
             shared=True,
         )
         assert len({*made}) == 4
@@ -152,7 +158,7 @@ def test_the_parts_of_vary_on_are_told_apart_by_their_types_and_places() -> None
 
 @pytest.mark.parametrize("value", [b"x", 1.5, ["x"], object()])
 def test_a_callable_that_returns_something_else_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="vary_on=.* returned a .*: it must return a str, an int or None"):
+    with pytest.raises(TypeError, match=r"vary_on=.* returned a .*: it must return a str, an int or None"):
         key(words={"vary_on": lambda request: value})
 
 
@@ -204,7 +210,7 @@ def test_a_key_is_no_path() -> None:
 
 @pytest.mark.parametrize("value", [None, b"x", 5, ["x"]])
 def test_a_key_that_is_no_text_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="key=.* returned a .*: it must return a str"):
+    with pytest.raises(TypeError, match=r"key=.* returned a .*: it must return a str"):
         key(words={"key": lambda request: value})
 
 

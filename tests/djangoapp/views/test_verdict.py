@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import pytest
 from django.http import HttpResponse, StreamingHttpResponse
 
-from django_singleflight.sharing import REASONS, Answer, Verdict, answer_of, judge, judge_error
+from django_singleflight.sharing import REASONS, Answer, Verdict, answer_of, judge, judge_error, sentence
 from django_singleflight.watch import Seen
 
 
@@ -33,7 +34,10 @@ THE_SAME = Verdict(personal=True)
     [
         ({}, EVERYBODY),
         *(({"seen": Seen(frozenset({what}))}, THE_SAME) for what in ("session", "user", "cookies", "messages", "csrf")),
-        *(({"seen": Seen(changed=what)}, Verdict(what, kept=True)) for what in ("session", "messages", "csrf", "nonce")),
+        *(
+            ({"seen": Seen(changed=what)}, Verdict(what, kept=True))
+            for what in ("session", "messages", "csrf", "nonce")
+        ),
         ({"seen": Seen(whole=True)}, Verdict("environ", kept=True)),
         ({"seen": Seen(signed_in=True, looked=frozenset({"user"}))}, THE_SAME),
         ({"seen": Seen(signed_in=True), "identified": False}, Verdict("user", kept=True)),
@@ -84,9 +88,23 @@ def test_what_the_view_did_is_told_before_what_it_answered() -> None:
     assert verdict(Seen(changed="csrf"), sets_cookies=True).reason == "csrf"
 
 
-def test_every_reason_has_a_sentence() -> None:
-    told = {verdict(Seen(changed=what)).reason for what in ("session", "messages", "csrf", "nonce")}
-    assert told <= set(REASONS)
+@pytest.mark.parametrize(
+    ("given", "looked", "text"),
+    [
+        (Verdict(), (), ""),
+        (Verdict("csrf"), (), "not shared, the template used a CSRF token that the request did not bring"),
+        (THE_SAME, ("user", "session"), "shared only with requests that look the same (session, user)"),
+        (Verdict(names=("HTTP_A", "HTTP_B")), (), "shared only where HTTP_A, HTTP_B are equal"),
+    ],
+)
+def test_what_the_log_says(given: Verdict, looked: Any, text: str) -> None:
+    assert sentence(given, looked) == text
+
+
+def test_every_reason_has_a_sentence_and_is_a_token() -> None:
+    reasons = {verdict(Seen(changed=what)).reason for what in ("session", "messages", "csrf", "nonce")}
+    assert reasons <= set(REASONS)
+    assert all(re.fullmatch("[a-z-]+", reason) for reason in REASONS)
 
 
 # The facts of a response
