@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,6 +33,9 @@ LEASE = 60.0  # nothing lapses by itself
 MOST = 2  # takeovers
 NO_RIGHT = Right(0, b"", 0, 0)
 ENDS = frozenset({"succeeded", "failed", "cancelled", "released"})
+
+# A failure is shrunk to the shortest way to it, which takes its time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 some_flight = st.integers(0, 3)  # the latest, the one before, ...
 yes_or_no = st.booleans()

@@ -52,6 +52,15 @@ def test_a_first_step_that_is_sent_again_is_the_same(clustered: Keyspace) -> Non
     assert clustered.own(nonce).token == int(clustered.board()["ownerToken"])
 
 
+def test_a_board_without_an_end_of_its_life_is_cleared_for_it(clustered: Keyspace) -> None:
+    clustered.own()
+    clustered.client.persist(clustered.names.meta)
+    nonce = new_nonce()
+    assert clustered.init(nonce) == [Answer.INIT]
+    assert board_of_init(clustered, nonce)
+    assert "ownerToken" not in clustered.board()
+
+
 def test_who_comes_meanwhile_is_told_no_token_and_finds_the_flight_in_the_log(clustered: Keyspace) -> None:
     nonce = new_nonce()
     end(clustered, clustered.own(), "released")
