@@ -85,7 +85,7 @@ class Caller:
         self._waits = False
         self._owned: Owned | None = None
         self._rooms = runtime.shared.rooms
-        self._outer = outer = check_entrance(self._rooms, names.key)
+        self._outer = outer = check_entrance(names.key, self._rooms)
         token, key = (None, "") if outer is None else (outer.cancel_token, outer.key)
         self._patience = Patience(names.key, options.wait_timeout, token, key, manner.max_waiting)
         self._lease = _lease(names.key, options)
@@ -239,6 +239,7 @@ class Caller:
     def _joined(self, follower: Follower, answer: Waiting) -> None:
         if self._options.wait_timeout == 0:
             raise self._patience.over()
+        check_entrance(self._names.key, self._rooms, answer.token)
         follower.join(answer)
         self._begin_to_wait()
         self._token = answer.token

@@ -176,7 +176,7 @@ class SingleFlight:
                 f"fn is a {type(fn).__name__}: pass a function without arguments, such as lambda: build(42)"
             )
         names = self._names(key)
-        if mode == "plain" or not chosen.is_enabled():
+        if not self._shares(chosen):
             return cast("T", own_value(fn()))
         manner = Manner(codec or self._codec, None if endless else chosen.ttl, max_waiting, on_wait)
         return cast("T", Caller(self._runtime(), names, fn, chosen, manner).obtain())
@@ -276,6 +276,7 @@ class SingleFlight:
             StoreError: Redis is unreachable.
         """
         names, store = self._names(key), self._store()
+        _check_token(fencing_token)
         token = self._airborne(key, fencing_token) if store is None else store.cancel(names, fencing_token)
         if token is None:
             return False
@@ -300,6 +301,7 @@ class SingleFlight:
         Raises:
             StoreError: Redis is unreachable.
         """
+        _check_token(fencing_token)
         (found,) = self._forgotten([key], fencing_token)
         return found.stored or found.other
 
@@ -358,7 +360,12 @@ class SingleFlight:
 
     def is_enabled(self) -> bool:
         """Whether `run` shares at all: by the option ``enabled``, and by `singleflight_sync.testing`."""
-        return mode != "plain" and self.options.is_enabled()
+        return self._shares(self.options)
+
+    def _shares(self, options: Options) -> bool:
+        # What a cache keeps stands in its server: it cannot be local.
+        plain = mode == "plain" or (mode == "local" and self._result_key is not None)
+        return not plain and options.is_enabled()
 
     def is_open(self, key: str) -> bool:
         """Whether a caller of ``key`` would join callers of this process now. Asks nobody."""
@@ -470,6 +477,11 @@ def _key_maker(function: object, key: object) -> Callable[[tuple[Any, ...], dict
             f"key is a {type(key).__name__}: pass a template such as 'report:{{report_id}}', or a callable"
         )
     return lambda args, kwargs: key(*args, **kwargs)
+
+
+def _check_token(token: object) -> None:
+    if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+        raise TypeError(f"fencing_token is {token!r}: pass the int that current_flight(), peek() or live() shows")
 
 
 def _checked_name(name: object) -> str:

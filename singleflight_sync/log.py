@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from redis.exceptions import MovedError
 
 from singleflight_sync import wire
+from singleflight_sync.errors import StoreError
 from singleflight_sync.wire import ERRORS, bulk, command
 
 if TYPE_CHECKING:
@@ -97,7 +98,13 @@ class Reading:
         except BaseException:
             self.close()
             raise
-        entries = [Entry.of(log_id, flat) for log_id, flat in reply[0][1]] if reply else []
+        try:
+            entries = [Entry.of(log_id, flat) for log_id, flat in reply[0][1]] if reply else []
+        except (LookupError, ValueError, TypeError) as exc:
+            self.close()
+            raise StoreError(
+                f"cannot follow key {self._names.key!r}: the server answered what no Redis answers ({exc!r})"
+            ) from exc
         if entries:
             self.log_id = entries[-1].log_id
         else:

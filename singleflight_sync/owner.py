@@ -58,11 +58,12 @@ class Flight:
         """
         return self._lease.right.token
 
-    def contains(self, scope: object, key: str) -> bool:
-        """Whether ``key`` is this flight's, or that of a flight which it runs inside of."""
+    def is_inside(self, key: str, scope: object, token: int | None) -> bool:
+        """Whether this flight, or one that it runs inside of, is that of ``key`` here, or has this fencing token."""
         flight: Flight | None = self
         while flight is not None:
-            if flight.key == key and flight._scope is scope:  # noqa: SLF001 - of the same class
+            here = flight.key == key and flight._scope is scope  # noqa: SLF001 - of the same class
+            if here or (token and flight.fencing_token == token):
                 return True
             flight = flight._parent  # noqa: SLF001
         return False
@@ -76,14 +77,19 @@ def current_flight() -> Flight | None:
     return _current.get()
 
 
-def check_entrance(scope: object, key: str) -> Flight | None:
+def check_entrance(key: str, scope: object, token: int | None = None) -> Flight | None:
     """Return the flight from inside which ``key`` is asked for, if any.
+
+    Args:
+        key: What is asked for.
+        scope: The rooms in which it is.
+        token: Its flight, where that is known: the same key may have been reached by another name of the server.
 
     Raises:
         ReentrantFlightError: it is the very flight of ``key``, which would wait for itself.
     """
     flight = _current.get()
-    if flight is not None and flight.contains(scope, key):
+    if flight is not None and flight.is_inside(key, scope, token):
         raise ReentrantFlightError(
             f"key {key!r} was asked for inside its own flight, which would wait for itself: "
             f"call the function directly there"
@@ -188,13 +194,22 @@ class Owner(NamedTuple):
 
     def _encoded(self, value: Any) -> bytes:
         try:
-            payload = self.codec.dumps(value)
+            payload: object = self.codec.dumps(value)
         except CodecError as exc:
             raise CodecError(f"the value of key {self.flight.key!r} cannot be shared: {exc}", value) from exc
         except Exception as exc:  # of a codec of the user's
             raise CodecError(
                 f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value
             ) from exc
+        if isinstance(payload, (bytearray, memoryview)):
+            payload = bytes(payload)
+        if not isinstance(payload, bytes):
+            codec = type(self.codec).__qualname__
+            raise CodecError(
+                f"the value of key {self.flight.key!r} cannot be encoded: dumps of {codec} returned a "
+                f"{type(payload).__name__}, and has to return bytes",
+                value,
+            )
         if len(payload) > self.options.max_bytes:
             raise CodecError(
                 f"the value of key {self.flight.key!r} has {len(payload)} bytes encoded, more than "

@@ -13,7 +13,7 @@ import os
 import re
 from contextlib import suppress
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from redis.exceptions import NoScriptError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from singleflight_sync.connect import Server
     from singleflight_sync.keys import Names, Namespace
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PAUSE = 5.0
@@ -156,6 +157,21 @@ def _packed_keys(*keys: bytes) -> bytes:
     return bulk(b"%d" % len(keys), *keys)
 
 
+def _answered(method: Callable[P, T]) -> Callable[P, T]:
+    """Make a `StoreError` of an answer of a shape that our scripts never give: something else speaks there."""
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as exc:
+            raise StoreError(
+                f"cannot {method.__name__}: the server answered what no Redis answers: is a proxy in between? ({exc!r})"
+            ) from exc
+
+    return checked
+
+
 class Store:
     """One namespace on one server, as one process sees it."""
 
@@ -168,6 +184,7 @@ class Store:
 
     # -- claims
 
+    @_answered
     def claim(
         self,
         names: Names,
@@ -230,6 +247,7 @@ class Store:
 
     # -- what an owner does
 
+    @_answered
     def renew(self, names: Names, right: Right) -> tuple[Fate, bool]:
         """Renew the lease; also returns whether the flight is forgotten."""
         reply = self._run(
@@ -247,6 +265,7 @@ class Store:
         """Enter the flight into the index of live flights."""
         self._run("index", names, [self.namespace.live], names.tag.encode(), b"%d" % right.lease_ms)
 
+    @_answered
     def publish(self, names: Names, right: Right, nonce: bytes, value: bytes, ttl: float | None) -> Fate:
         """Publish the value; ``ttl`` in seconds, 0 = for those in the flight only, None (bare ones) = without end."""
         ttl_ms = -1 if ttl is None else to_ms(ttl)
@@ -264,6 +283,7 @@ class Store:
         )
         return _fate(reply)
 
+    @_answered
     def fail(self, names: Names, right: Right, nonce: bytes, error: bytes, keep: float) -> Fate:
         """End the flight with a failure that newcomers get for ``keep`` seconds."""
         reply = self._run(
@@ -279,6 +299,7 @@ class Store:
         )
         return _fate(reply)
 
+    @_answered
     def release(self, names: Names, right: Right, nonce: bytes, *, counted: bool) -> Fate:
         """End the flight without an outcome; ``counted``: as the loss of an owner."""
         reply = self._run(
@@ -295,11 +316,13 @@ class Store:
 
     # -- what anybody does
 
+    @_answered
     def cancel(self, names: Names, token: int | None) -> int | None:
         """End the open flight; returns its token, or None where there was none."""
         reply = self._run("cancel", names, [names.meta, names.stream], _text(token), new_nonce())
         return number(reply)
 
+    @_answered
     def forget(self, every: Sequence[Names], token: int | None) -> list[Forgotten]:
         """Drop the results of some keys and mark their open flights, in one round trip per server."""
         calls = [
@@ -314,6 +337,7 @@ class Store:
         chunks = command(5, *pack((b"SET", names.result, stored, b"PX", b"%d" % to_ms(ttl))))
         self._send("store", names, names.result, chunks, len(value))
 
+    @_answered
     def fetch(self, names: Names) -> Stored | None:
         """The fresh result."""
         try:
@@ -325,6 +349,7 @@ class Store:
         stored = None if reply is None else self._stored(reply)
         return stored if stored is not None and (stored.token is not None or self._bare == b"1") else None
 
+    @_answered
     def boards(self, tags: Sequence[bytes]) -> list[Board]:
         """The boards of the flights with these tags; those that are over leave the index. One trip per server."""
         meta, live = self.namespace.meta, self.namespace.live
@@ -340,11 +365,13 @@ class Store:
             self._pipeline([(live, (b"ZREM", live, *over))])
         return boards
 
+    @_answered
     def history(self, names: Names, most: int) -> list[Board]:
         """The newest entries of the log, oldest first, without their values."""
         now, *texts = self._run("history", names, [names.stream], b"%d" % most)
         return [Board(int(now), json.loads(text.decode("utf-8", "replace"))) for text in texts]
 
+    @_answered
     def live(self) -> list[bytes]:
         """The tags of the index."""
         key = self.namespace.live
@@ -363,6 +390,7 @@ class Store:
         """
         return Reading(self.server, names, log_id)
 
+    @_answered
     def entries(self, names: Names, log_id: bytes) -> list[Entry]:
         """What stands in the log behind ``log_id``."""
         chunks = command(4, bulk(b"XRANGE", names.stream, b"(" + log_id, b"+"))
@@ -382,8 +410,7 @@ class Store:
             if deadline.now() < self._paused_until:
                 about = f" for key {key!r}" if key else ""
                 raise UnreachableError(
-                    f"cannot ask{about}: Redis could not be reached a moment ago, "
-                    f"and is left alone for {PAUSE:g} s"
+                    f"cannot ask{about}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
                 )
             self._pause()
         try:

@@ -33,7 +33,7 @@ def default_url() -> str:
     return os.environ.get("SINGLEFLIGHT_URL") or ("embedded://" if embedded.available() else "redis://127.0.0.1:6379/0")
 
 
-def check_url(url: object) -> str:  # noqa: C901 - one line for each way to be wrong
+def check_url(url: object) -> str:  # noqa: C901, PLR0912 - one line for each way to be wrong
     """Checks a URL without connecting.
 
     Raises:
@@ -41,6 +41,8 @@ def check_url(url: object) -> str:  # noqa: C901 - one line for each way to be w
     """
     if not isinstance(url, str):
         raise ConfigurationError(f"url is a {type(url).__name__}: pass a string such as 'redis://127.0.0.1:6379/0'")
+    if "://" not in url:
+        raise ConfigurationError(f"url {redacted(url)!r} has no '://': write it as in 'redis://127.0.0.1:6379/0'")
     try:
         parts = urlsplit(url)
         if "," not in parts.netloc:
