@@ -49,7 +49,7 @@ lease = tonumber(lease)
 
 local left = redis.call('PTTL', KEYS[2])
 local board = left == -2 and {} or read(KEYS[2], 'HMGET', 'nonce', 'status', 'ownerToken', 'logId', 'forgotten', 'ownerId',
-  'continues', 'leaseMs', 'followers', 'takeovers')
+  'continues', 'leaseMs', 'followers', 'takeovers', 'lifeMs')
 local lives = board[1] and board[2] and tonumber(board[8]) and count_of(board[9]) == tonumber(board[9])
 if left == -1 or left == 0 or (left > 0 and not lives) or (nonce ~= '' and dead ~= '' and board[3] == dead) then
   redis.call('DEL', KEYS[2]) -- planted, over by the server's own clock, or its owner's process is gone
@@ -68,7 +68,8 @@ if left > 0 then
     return {LOST}
   end
   local token, id, place = board[3] or '', board[4], 0
-  redis.call('PEXPIRE', KEYS[2], left) -- needs no memory, and so lets the count through when memory is full
+  -- Needs no memory, and so lets the count through when memory is full. Never the board's own life: it would drift.
+  redis.call('PEXPIRE', KEYS[3], math.max(count_of(board[11]), left))
   if counted == '' or counted ~= token then
     place = redis.call('HINCRBY', KEYS[2], 'followers', 1)
   end
