@@ -12,7 +12,7 @@ from django.core.cache import caches
 from django.core.cache.backends.redis import RedisCache, RedisCacheClient
 from django.test import override_settings
 
-from singleflight_sync import FlightCancelledError, WaitTimeoutError
+from singleflight_sync import FlightCancelledError, WaitTimeoutError, testing
 from tests.djangoapp.support import Computation, Threads, followers, never
 from tests.support.monitor import Monitor
 from tests.support.waiting import eventually
@@ -446,6 +446,17 @@ def test_one_cache_can_be_switched_off(make_caches: Make, raw: redis.Redis) -> N
     assert flight_keys(raw) == []
     assert made["on"].get_or_set("k", lambda: 1) == 1
     assert flight_keys(raw) != []
+
+
+@pytest.mark.parametrize("mode", [testing.plain, testing.local])
+def test_in_tests_without_flights_it_is_djangos_own(cache: Any, server: Server, mode: Any) -> None:
+    cache.get("warm")
+    with mode(), Monitor(server) as monitor:
+        assert cache.get_or_set("k", lambda: 1) == 1
+        assert cache.get_or_set("k", never) == 1
+        assert cache.delete("k") is True
+        cache.delete_many(["k", "l"])
+    assert monitor.counts() == {"GET": 3, "SET": 1, "DEL": 2}
 
 
 # Options, groups
