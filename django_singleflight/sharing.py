@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django_singleflight.keys import wsgi_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from django_singleflight.watch import Seen
 
@@ -81,6 +81,19 @@ class Verdict(NamedTuple):
     personal: bool = False
     brief: bool = False
     names: tuple[str, ...] = ()
+
+
+def sentence(verdict: Verdict, looked: Iterable[str]) -> str:
+    """What the log says of a verdict; ``""`` where everybody may share."""
+    if verdict.reason:
+        return f"not shared, {REASONS[verdict.reason]}"
+    conditions = []
+    if verdict.personal:
+        seen = ", ".join(sorted(looked)) or "a reserved answer"
+        conditions.append(f"with requests that look the same ({seen})")
+    if verdict.names:
+        conditions.append(f"where {', '.join(verdict.names)} are equal")
+    return f"shared only {' and '.join(conditions)}" if conditions else ""
 
 
 def answer_of(response: Any) -> Answer:

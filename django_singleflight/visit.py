@@ -14,7 +14,7 @@ from django_singleflight.envelope import Crash, EnvelopeCodec, Page, Refusal
 from django_singleflight.execution import Execution
 from django_singleflight.keys import Learnt, OpaqueArgumentError, Question
 from django_singleflight.memory import memory
-from django_singleflight.sharing import REASONS
+from django_singleflight.sharing import REASONS, sentence
 from singleflight_sync import (
     FlightCancelledError,
     HardTimeoutError,
@@ -212,6 +212,7 @@ class Visit:
         return atomic.atomic(self._view.function, self._view.exempt)(self._request, *self._args, **self._kwargs)
 
     def _own(self, run: Execution) -> Any:
+        tell(self._view.name, sentence(run.verdict, run.seen.looked))
         if run.error is not None:
             raise run.error
         if run.verdict.reason:
@@ -220,7 +221,7 @@ class Visit:
 
     def _alone(self, reason: str) -> Any:
         if reason != "whom":
-            tell(self._view.name, f"not shared, {REASONS.get(reason, reason)}")
+            tell(self._view.name, f"not shared, {REASONS[reason]}")
         return self._marked(self._run(), _bypass(reason))
 
     def _without(self, error: SingleFlightError, run: Execution) -> Any:
@@ -249,7 +250,7 @@ class Visit:
 
 def tell(view: str, text: str, level: int = logging.INFO) -> None:
     """Log something of a view, once in this process."""
-    if (view, text) not in _told:
+    if text and (view, text) not in _told:
         _told.add((view, text))
         logger.log(level, "%s: %s", view, text)
 
