@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from example.burst import Burst, Call
 
-LEFT, RIGHT, TOP, BOTTOM = 44, 706, 16, 186
+LEFT, RIGHT, TOP, BOTTOM = 44, 706, 36, 206
 BAR, GAP = 20, 6
 SHORTEST = 8.0
 """Seconds that the picture shows at least."""
@@ -25,7 +25,9 @@ class Bar(NamedTuple):
     x: str
     y: int
     width: str
+    text_x: str
     text_y: int
+    anchor: str
 
 
 class Scale:
@@ -65,6 +67,10 @@ def drawing(burst: Burst) -> dict[str, Any]:
     height = first + len(bars) * (BAR + GAP) + 8
     return {
         "height": height,
+        "left": LEFT,
+        "right": RIGHT,
+        "top": TOP,
+        "bottom": BOTTOM,
         "arrived": scale.stairs(burst.arrived, burst.now),
         "answered": scale.stairs(burst.answered, burst.now),
         "bars": bars,
@@ -78,4 +84,6 @@ def drawing(burst: Burst) -> dict[str, Any]:
 
 def _bar(scale: Scale, call: Call, y: int, now: float) -> Bar:
     left, right = scale.x(call.begun), scale.x(now if call.ended is None else call.ended)
-    return Bar(call, f"{left:.1f}", y, f"{max(2.0, right - left):.1f}", y + 14)
+    room = left < LEFT + (RIGHT - LEFT) * 0.7
+    text_x, anchor = (left + 6, "start") if room else (left - 6, "end")
+    return Bar(call, f"{left:.1f}", y, f"{max(2.0, right - left):.1f}", f"{text_x:.1f}", y + 14, anchor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import secrets
 import shutil
@@ -53,10 +54,8 @@ class Command(BaseCommand):
         Raises:
             CommandError: something is missing, or the port is taken.
         """
-        try:
-            import gunicorn  # noqa: F401, PLC0415 - an extra
-        except ImportError as exc:
-            raise CommandError("gunicorn is missing: pip install -e '.[demo]'") from exc
+        if importlib.util.find_spec("gunicorn") is None:
+            raise CommandError("gunicorn is missing: pip install -e '.[demo]'")
         _require_free(port)
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
         with contextlib.suppress(KeyboardInterrupt), _directory() as directory:
