@@ -12,14 +12,15 @@ from redis.sentinel import Sentinel
 from tests.support.callers import answer, instant, making_groups
 from tests.support.flights import Call, Work, wait_for_followers
 from tests.support.liar import nowhere
+from tests.support.servers import Server
+from tests.support.topologies import Cluster
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.callers import Make
-    from tests.support.servers import Server
-    from tests.support.topologies import Cluster, SentinelSet
+    from tests.support.topologies import SentinelSet
 
 META, STREAM, RESULT, LIVE = "ai:flight:meta:{k}", "ai:flight:stream:{k}", "ai:flight:result:{k}", "ai:flight:live"
 SHARED = ("value", "value", 1)
@@ -145,14 +146,15 @@ class Migration:
         with redis.Redis(port=node.port) as client:
             client.execute_command("CLUSTER", "SETSLOT", self.slot, *words)
 
-    def _id(self, node: Server) -> str:
+    def id_of(self, node: Server) -> str:
+        """The name of a node."""
         with redis.Redis(port=node.port) as client:
             return bytes(client.execute_command("CLUSTER", "MYID")).decode()
 
     def begin(self) -> None:
         """The source answers ASK for keys that are not there (any more)."""
-        self._set(self.target, "IMPORTING", self._id(self.source))
-        self._set(self.source, "MIGRATING", self._id(self.target))
+        self._set(self.target, "IMPORTING", self.id_of(self.source))
+        self._set(self.source, "MIGRATING", self.id_of(self.target))
 
     def carry(self, *keys: str) -> None:
         """Carry keys to the target; all of the slot without any named."""
@@ -164,7 +166,7 @@ class Migration:
         """Give the slot to the target: the source answers MOVED."""
         self.carry()
         for node in (self.target, self.source, *self._cluster.nodes):
-            self._set(node, "NODE", self._id(self.target))
+            self._set(node, "NODE", self.id_of(self.target))
 
 
 @pytest.fixture
@@ -306,6 +308,37 @@ def test_tokens_are_issued_by_the_node_that_now_has_the_numbers(cluster: Cluster
     assert flights.run("k", instant("second"), ttl=0) == "second"
     move.end()
     assert flights.run("k", instant("third"), ttl=0) == "third"
+
+
+@pytest.fixture
+def own_cluster(server_binary: str) -> Iterator[Cluster]:
+    """A Cluster of the test's own, which may be broken at will."""
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+@pytest.mark.cluster
+def test_a_flight_goes_on_at_the_replica_of_its_node(own_cluster: Cluster, group: Make) -> None:
+    place = Migration(own_cluster, "{k}")
+    replica = Server(cluster_enabled="yes", cluster_node_timeout=2_000, repl_diskless_sync_delay=0)
+    try:
+        client: Any = replica.client()
+        client.execute_command("CLUSTER", "MEET", "127.0.0.1", place.source.port)
+        home = place.id_of(place.source)
+        eventually(lambda: home.encode() in client.execute_command("CLUSTER", "NODES"), within=20, what="it is met")
+        eventually(lambda: answer(client.execute_command, "CLUSTER", "REPLICATE", home) == b"OK", within=20)
+        eventually(lambda: client.info("replication").get("master_link_status") == "up", within=20)
+        there = group(url=f"redis+cluster://127.0.0.1:{place.target.port}", lease=20.0)
+        pair = Pair(group(own_cluster.client(), lease=20.0), there)
+        assert place.source.client().wait(1, 5_000) == 1
+        place.source.kill()
+        eventually(lambda: client.role()[0] == b"master", within=20, what="the replica is promoted")
+        before = beat_at(replica)
+        eventually(lambda: beat_at(replica) > before, within=20, what="a beat at the new node")
+        assert pair.land() == SHARED
+    finally:
+        replica.stop()
 
 
 @pytest.mark.cluster

@@ -69,7 +69,8 @@ def is_failure(given: object) -> bool:
 def test_a_request_with_ten_calls_pays_about_one_timeout(
     server: Server, fault: Fault, group: Make, policy: str, expected: object
 ) -> None:
-    flights = group(server.client(port=fault.port), on_store_error=policy)
+    client = server.client(port=fault.port, socket_timeout=None, socket_connect_timeout=None)
+    flights = group(client, on_store_error=policy)
     fault.begin()
     begin = time.monotonic()
     answers = [answer(flights.run, f"k{number}", instant("value")) for number in range(10)]
@@ -87,6 +88,13 @@ def test_a_request_with_ten_reads_pays_about_one_timeout(
     answers = [answer(flights.get, f"k{number}", "default") for number in range(10)]
     assert time.monotonic() - begin < ABOUT_ONE_TIMEOUT
     assert [is_failure(each) if policy == "raise" else each for each in answers] == 10 * [expected]
+
+
+def test_the_short_patience_of_the_client_is_not_ours(server: Server, proxy: Proxy, group: Make) -> None:
+    flights = group(server.client(port=proxy.port, socket_timeout=0.02), on_store_error="raise", ttl=60)
+    flights.run("warm", instant("value"))
+    proxy.delay(0.1)
+    assert (flights.run("k", instant("value")), flights.get("k")) == ("value", "value")
 
 
 def test_an_established_connection_that_hangs_costs_no_more(server: Server, proxy: Proxy, group: Make) -> None:
