@@ -120,6 +120,13 @@ def test_a_function_that_forks_publishes_in_its_parent_only(
     assert start_child("fork_inside_the_function", journal=journal.path).result() == ["parent", "parent"]
 
 
+def test_a_child_of_the_function_that_asks_for_the_same_key_is_told_so_at_once(
+    start_child: Callable[..., Child],
+) -> None:
+    """The function waits for it, as for a pool of processes: both would wait for each other."""
+    assert start_child("ask_in_a_forked_function").result() == "parent"
+
+
 @pytest.mark.parametrize("kind", ["Exception", "SystemExit"])
 def test_a_forked_child_that_raises_out_of_the_function_does_not_end_the_flight(
     start_child: Callable[..., Child], kind: str

@@ -153,6 +153,24 @@ def fork_inside_the_function(channel: Channel, url: str, journal: str) -> list[A
     return [value, stored]
 
 
+def ask_in_a_forked_function(channel: Channel, url: str) -> str:
+    """The function forks, as a pool of processes does, and its child asks for the flight's own key."""
+    group = sfs.SingleFlight(url=url, lease=60, heartbeat=1)
+
+    def ask() -> None:
+        error = outcome_of(lambda: group.run("k", lambda: "child"))
+        assert error[:2] == ["error", "ReentrantFlightError"], error
+        assert group.run("inner", lambda: "child") == "child"
+        group.close()
+
+    def function() -> str:
+        assert reaped(forked(ask)) == 0
+        return "parent"
+
+    with group:
+        return group.run("k", function)
+
+
 def raise_in_a_forked_function(channel: Channel, url: str, kind: str) -> list[Any]:
     """As before, but the child's copy of the function raises."""
     group = sfs.SingleFlight(url=url, lease=60, heartbeat=1, ttl=30)
