@@ -145,15 +145,17 @@ def test_a_publication_that_lost_its_answer_is_done_although_the_next_flight_has
 def test_a_failure_that_lost_its_answer_is_one_failure(server: Server, proxy: Proxy, group: Make) -> None:
     work = Work("value")
 
+    mine = ValueError("on purpose")
+
     def fail() -> None:
         work()
-        raise ValueError("on purpose")
+        raise mine
 
     owner, follower, second = fly(server, proxy, group, fail, **LONG)
     rule = proxy.cut_before_reply(of("finish"), times=2)
     work.let_go()
     rule.wait()
-    assert [type(owner.error()), type(follower.error()), second.runs] == [ValueError, ValueError, 0]
+    assert (owner.error() is mine, type(follower.error()), second.runs) == (True, ValueError, 0)
     assert events(server.client()) == [b"claimed", b"failed"]
 
 
