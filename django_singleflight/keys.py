@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import functools
+import hmac
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,8 +138,7 @@ class Question:
         self._vary_headers = given.headers
         method, host = request.method or "", request.get_host()
         address = _address(given.key, request, args, kwargs)
-        shown = address[1] if given.key else request.get_full_path()
-        self._title = _printable(f"view:{view} {method} {request.scheme}://{host}", str(shown))
+        self._title = _printable(f"view:{view} {method} {request.scheme}://{host}", str(address[1]))
         self._what = _joined([
             *(view, method, request.scheme, host, *(self._value(name) for name in _host_names())),
             *address,
@@ -179,7 +179,7 @@ class Question:
             return True
         if name in {AUTHORIZATION, REMOTE_USER} or name in self._vary_headers or name in learnt.names:
             return True
-        return self._is_whole(learnt) and _tells_whom(name)
+        return self._is_whole(learnt) and _tells_whom(name, _ignored(limits.ignored_headers()))
 
     def is_personal(self, learnt: Learnt) -> bool:
         """Whether all who have this key look the same, so that nothing more need be learnt of the visitor."""
@@ -189,9 +189,11 @@ class Question:
         return learnt.personal or not self._shared
 
     def _everything(self) -> Iterable[Part]:
-        for name in sorted(filter(_tells_whom, self._environ)):
-            yield name
-            yield self._value(name)
+        ignored = _ignored(limits.ignored_headers())
+        for name in sorted(self._environ):
+            if _tells_whom(name, ignored):
+                yield name
+                yield self._value(name)
 
     def _value(self, name: str) -> str | None:
         value = self._environ.get(name)
@@ -204,9 +206,9 @@ def wsgi_name(header: str) -> str:
     return name
 
 
-def _tells_whom(name: str) -> bool:
+def _tells_whom(name: str, ignored: frozenset[str]) -> bool:
     is_header = name.startswith("HTTP_") or name in _UNPREFIXED
-    return (is_header and name not in _ignored(tuple(limits.ignored_headers()))) or name.startswith(_CERTIFICATE)
+    return (is_header and name not in ignored) or name.startswith(_CERTIFICATE)
 
 
 @functools.lru_cache(maxsize=8)
@@ -270,14 +272,22 @@ def _joined(parts: Iterable[Part]) -> bytes:
 def _encoded(part: Part) -> bytes:
     if part is None:
         return b"-"
-    content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
-    kind = b"b" if isinstance(part, bytes) else b"s" if isinstance(part, str) else b"i"
-    return b"%c%d:%s" % (kind, len(content), content)
+    if isinstance(part, str):
+        content = part.encode("utf-8", "surrogatepass")
+        return b"s%d:%s" % (len(content), content)
+    if isinstance(part, bytes):
+        return b"b%d:%s" % (len(part), part)
+    return b"i%s:" % str(part).encode()
 
 
 def _digest(purpose: str, parts: Iterable[Part]) -> str:
-    made: str = salted_hmac(f"django_singleflight.{purpose}", _joined(parts), algorithm="sha256").hexdigest()
-    return made[:40]
+    return hmac.digest(_secret(settings.SECRET_KEY, purpose), _joined(parts), "sha256").hex()[:40]
+
+
+@functools.lru_cache(maxsize=32)
+def _secret(secret: str | bytes, purpose: str) -> bytes:
+    made: bytes = salted_hmac("django_singleflight.keys", purpose, secret=secret, algorithm="sha256").digest()
+    return made
 
 
 def _printable(start: str, address: str) -> str:

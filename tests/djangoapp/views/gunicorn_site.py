@@ -1,8 +1,10 @@
-"""A Django site for a real WSGI server: one view for each thing that could leak. Runs and visitors are counted in a file.
+"""A Django site for a real WSGI server: one view for each thing that could leak.
 
-The environment says which Redis (``SITE_REDIS``) and which directory (``SITE_DIRECTORY``): for the database, the journal, and the
-file ``go`` without which the slow views do not go on.
+The environment says which Redis (``SITE_REDIS``) and which directory (``SITE_DIRECTORY``): for the database, for the
+journal of runs, and for the file ``go`` without which the slow views do not go on.
 """
+
+# ruff: noqa: ARG005 - a view takes a request, whether it looks at it or not
 
 from __future__ import annotations
 
