@@ -14,6 +14,7 @@ import pytest
 
 import singleflight_sync as sfs
 from singleflight_sync import keeper
+from singleflight_sync.log import Reading
 from tests.support import parts
 from tests.support.flights import Call, Journal, Listener, Work, wait_for_callers, wait_for_followers
 from tests.support.interrupts import Interrupter
@@ -163,6 +164,38 @@ def test_ctrl_c_while_the_value_is_being_published_leaves_nobody_waiting(
     assert outside.result() == "outside"  # it was released, as the connection of the publication is cut
     assert child.result() in {"again", "outside"}
     held.release()
+
+
+def test_a_follower_in_the_main_thread_waits_in_slices(
+    group: sfs.SingleFlight, there: sfs.SingleFlight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes a moment before a wait begins does not end it: the next slice does."""
+    pauses: list[tuple[threading.Thread, float | None]] = []
+    real_wait, real_read = threading.Event.wait, Reading.wait
+
+    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+        pauses.append((threading.current_thread(), timeout))
+        return real_wait(event, timeout)
+
+    def read(reading: Reading, timeout: float | None, *others: int) -> bool:
+        pauses.append((threading.current_thread(), timeout))
+        return real_read(reading, timeout, *others)
+
+    for owner_of, key in ((group, "event"), (there, "read")):
+        work = Work("value")
+        owner = Call(owner_of, key, work, **LONG)
+        work.wait_for(1)
+        timer = threading.Timer(0.3, work.let_go)
+        timer.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Event, "wait", wait)
+            patch.setattr(Reading, "wait", read)
+            assert group.run(key, work, wait_timeout=None, **LONG) == "value"
+        timer.join()
+        assert owner.result() == "value"
+        mine = [pause for thread, pause in pauses if thread is threading.main_thread()]
+        assert mine
+        assert all(pause is not None and pause <= 1 for pause in mine)
 
 
 # Ctrl-C at every moment

@@ -770,7 +770,7 @@ def test_a_cancelled_outer_flight_that_owns_an_inner_one_gives_the_inner_one_up(
 
     def outer() -> Any:
         token = sfs.current_flight().cancel_token  # type: ignore[union-attr]
-        return here.run("inner", lambda: inner(token))
+        return here.run("inner", lambda: inner(token), **LONG)
 
     owner = Call(here, "k", outer)
     eventually(lambda: started, what="the inner execution")
