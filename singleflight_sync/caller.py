@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from singleflight_sync import deadline, keeper, outcome
 from singleflight_sync.cancel import CancelToken
@@ -24,9 +25,9 @@ from singleflight_sync.heartbeat import Lease
 from singleflight_sync.local import Seat
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
-from singleflight_sync.owner import Flight, Landed, Owner, Refused, check_entrance, own_value
+from singleflight_sync.owner import Flight, Landed, Owner, Refused, call_directly, check_entrance
 from singleflight_sync.patience import Patience
-from singleflight_sync.store import Answer, Owned, Right, Stored, Waiting, new_nonce, terms
+from singleflight_sync.store import Answer, LeftAloneError, Owned, Right, Stored, Waiting, new_nonce, terms
 from singleflight_sync.wire import persist
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from singleflight_sync.options import Options
     from singleflight_sync.runtime import Runtime
     from singleflight_sync.store import Position
+
+R = TypeVar("R")
 
 logger = logging.getLogger("singleflight_sync")
 
@@ -58,6 +61,7 @@ class Caller:
     """One call of ``run``. Used by one thread."""
 
     __slots__ = (
+        "_asked_at",
         "_function",
         "_lease",
         "_manner",
@@ -71,6 +75,7 @@ class Caller:
         "_terms",
         "_token",
         "_unreadable",
+        "_waited",
         "_waits",
     )
 
@@ -83,6 +88,8 @@ class Caller:
         self._options = options
         self._manner = manner
         self._waits = False
+        self._waited = False
+        self._asked_at = 0.0
         self._owned: Owned | None = None
         self._rooms = runtime.shared.rooms
         self._outer = outer = check_entrance(names.key, self._rooms)
@@ -105,8 +112,7 @@ class Caller:
             try:
                 result = self._take_part(seat, follower)
             except BaseException as exc:
-                self._give_back()
-                self._rooms.leave(seat)  # nobody may be left in a room without a leader
+                self._leave(seat)
                 if exc is self._patience.error:
                     self.tell(WaitTimedOut, waited=deadline.now() - self._patience.began)
                 raise
@@ -123,6 +129,16 @@ class Caller:
         """Report a fact of this call to the group's observers."""
         if self._runtime.observers.active:
             self._runtime.observers.emit(event(self._names.key, self._runtime.name, self._token, **facts))
+
+    def _leave(self, seat: Seat[Outcome, Follower]) -> None:
+        """Nobody may be left in a room without a leader, not even by a second interrupt in here."""
+        try:
+            self._give_back()
+        finally:
+            try:
+                self._rooms.leave(seat)
+            finally:
+                self._rooms.leave(seat)
 
     def follower_from(self, position: Position) -> Follower:
         """A follower that goes on from a lost flight of our own."""
@@ -172,21 +188,26 @@ class Caller:
             logger.warning(
                 "the outcome of key %r cannot be read here, and its function runs once more: %s", self._names.key, exc
             )
-            return Landed(own_value(self._function()))
+            return self._called_directly()
+
+    def _called_directly(self) -> Landed:
+        return Landed(call_directly(self._function, self._names.key))
 
     def _lead(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Refused | Failure:
         """Hold the room's conversation with Redis. However that ends, the room is settled or somebody else leads it."""
         try:
-            result: Landed | Owned | Outcome | StoreError = self._converse(seat, follower)
+            result: Landed | Owned | Outcome | StoreError | None = self._converse(seat, follower)
         except StoreError as exc:
             result = exc
+        # Out here, as an error of the function is none of the conversation.
         if isinstance(result, StoreError):
             return self._without_store(seat, result)
         if isinstance(result, Owned):
             return self._own(seat, result)
-        if isinstance(result, Landed):
-            return result
-        return self._landed(seat, result)
+        if result is None:
+            self._rooms.leave(seat)
+            return self._called_directly()
+        return result if isinstance(result, Landed) else self._landed(seat, result)
 
     def _landed(self, seat: Seat[Outcome, Follower], result: Outcome) -> Landed | Failure:
         """Settle the room with what a follower heard; a value that needs no copies is decoded once for all."""
@@ -201,49 +222,53 @@ class Caller:
         self._rooms.settle(seat, Value(b"", (value,)) if is_immutable(value) else result)
         return Landed(value)
 
-    def _converse(  # noqa: C901 - a claim has that many answers
-        self, seat: Seat[Outcome, Follower], follower: Follower | None
-    ) -> Landed | Owned | Outcome:
-        """Claim, and follow as long as somebody else owns the flight."""
+    def _converse(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Owned | Outcome | None:
+        """Claim, and follow as long as somebody else owns the flight.
+
+        Returns:
+            None where the results that stand there cannot be read, again and again.
+        """
         while True:
             seat.state = follower  # goes to the next in the room, should we leave
             if follower is not None:
                 result = follower.follow(self._patience, lambda: self._rooms.close(seat))
                 if result is not None:
-                    break
+                    return self._done(seat, result)
             answer = self._claim(follower)
+            if isinstance(answer, Owned):
+                self._owned = answer
+                self._waited = follower is not None
+                return self._done(seat, answer)
             if isinstance(answer, Stored):
                 landed = self._read(seat, answer)
-                if landed is not None:
-                    return landed
-            elif isinstance(answer, Owned):
-                self._owned = answer
-                self._claimed(answer, follower)
-                seat.state = None
-                return answer
-            elif isinstance(answer, Waiting):
-                if follower is None:
-                    self._patience.check_queue(answer.place)
-                    follower = self._follower()
-                self._joined(follower, answer)
+                if landed is not None or self._unreadable != answer.prefix + answer.value:
+                    return self._done(seat, landed)
             elif isinstance(answer, Entry):
                 result = outcome.of_end(answer) if follower is None else follower.ended(answer)
                 if result is not None:
-                    break
+                    return self._done(seat, result)
+            elif isinstance(answer, Waiting):
+                follower = self._joined(seat, follower, answer)
             # else this nonce's flight is over: once more, under a new one
+
+    def _done(self, seat: Seat[Outcome, Follower], result: R) -> R:
+        follower, seat.state = seat.state, None
         if follower is not None:
             follower.close()
-            seat.state = None
         return result
 
-    def _joined(self, follower: Follower, answer: Waiting) -> None:
+    def _joined(self, seat: Seat[Outcome, Follower], follower: Follower | None, answer: Waiting) -> Follower:
         if self._options.wait_timeout == 0:
             raise self._patience.over()
         check_entrance(self._names.key, self._rooms, answer.token)
+        if follower is None:
+            self._patience.check_queue(answer.place)
+            seat.state = follower = self._follower()
         follower.join(answer)
         self._begin_to_wait()
         self._token = answer.token
         self.tell(FlightFollowed, place=follower.place)
+        return follower
 
     def _begin_to_wait(self) -> None:
         if self._manner.on_wait is not None and not self._waits:
@@ -257,14 +282,18 @@ class Caller:
         store = self._runtime.store
         if store is None:
             return Owned(0, b"", 0)
-        asked, owner_id, nonce = self._terms, self._runtime.owner_id, new_nonce()
-        if follower is not None:
-            position = follower.position
-            return persist(lambda: store.claim(self._names, asked, owner_id, nonce, position), follower.time_left())
-        unreadable = self._unreadable
-        return store.first(
-            self._names.key, lambda: store.claim(self._names, asked, owner_id, nonce, unreadable=unreadable)
-        )
+        self._asked_at = deadline.now()
+        position = None if follower is None else follower.position
+        nonce = new_nonce()
+
+        def attempt() -> Stored | Owned | Waiting | Entry | Answer:
+            return store.claim(
+                self._names, self._terms, self._runtime.owner_id, nonce, position, unreadable=self._unreadable
+            )
+
+        if follower is None:
+            return store.first(self._names.key, attempt)
+        return persist(attempt, self._patience.at_most(follower.time_left()))
 
     def _read(self, seat: Seat[Outcome, Follower], stored: Stored) -> Landed | None:
         """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""
@@ -272,10 +301,8 @@ class Caller:
             value = self._manner.codec.loads(stored.value)
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
-            if self._unreadable is not None:  # once more: somebody with another codec is at it
-                self._rooms.leave(seat)
-                return Landed(own_value(self._function()))
-            self._unreadable = stored.prefix + stored.value
+            if self._unreadable is None:  # else somebody with another codec is at it
+                self._unreadable = stored.prefix + stored.value
             return None
         self._token = stored.token
         self._rooms.settle(seat, Value(stored.value, (value,) if is_immutable(value) else ()))
@@ -284,30 +311,25 @@ class Caller:
 
     # -- as owner
 
-    def _claimed(self, owned: Owned, follower: Follower | None) -> None:
-        self._token = owned.token
-        self.tell(FlightClaimed, takeovers=owned.takeovers)
-        if follower is not None:
-            follower.close()
-            if owned.takeovers:
-                self.tell(FlightTakenOver, takeovers=owned.takeovers, waited=deadline.now() - self._patience.began)
-
-    def _own(self, seat: Seat[Outcome, Follower], owned: Owned, *, alone: bool = False) -> Landed | Refused | Failure:
+    def _own(self, seat: Seat[Outcome, Follower], owned: Owned, *, alone: bool = False) -> Landed | Refused:
         options, outer = self._options, self._outer
         hard = Deadline(options.hard_timeout)
         token = CancelToken(self._names.key, hard, None if outer is None else outer.cancel_token)
         token.raise_on_store_error = options.on_store_error == "raise"
         aboard = _Aboard(self, self._rooms, seat)
         store = None if alone else self._runtime.store
-        lease = Lease(store, self._names, self._runtime.owner_id, owned, options, self._lease, token, hard, aboard)
+        lease = Lease(
+            store, self._names, self._runtime.owner_id, owned, options, self._lease, self._asked_at, token, hard, aboard
+        )
         flight = Flight(self._names.key, lease, self._rooms, outer)
         self._owned = None
         try:
             self._runtime.shared.leases.add(lease)
             self._runtime.own.add(lease)
             keeper.keeper().watch(lease)
+            self._tell_of_claim(owned)
             owner = Owner(flight, lease, aboard, options, self._manner.codec, self._manner.ttl, self.tell)
-            return owner.fly(self._function)
+            result = owner.fly(self._function)
         except BaseException:
             lease.release(counted=True)  # where the outcome is not told already
             raise
@@ -317,6 +339,15 @@ class Caller:
             self._runtime.shared.leases.discard(lease)
             self._runtime.own.discard(lease)
             self._patience.resume(lease.age())
+        if isinstance(result, Failure):  # of this very flight, whatever ``share_errors`` says of others
+            raise result.exception(self._names.key)
+        return result
+
+    def _tell_of_claim(self, owned: Owned) -> None:
+        self._token = owned.token or None
+        self.tell(FlightClaimed, takeovers=owned.takeovers)
+        if self._waited and owned.takeovers:
+            self.tell(FlightTakenOver, takeovers=owned.takeovers, waited=deadline.now() - self._patience.began)
 
     def _give_back(self) -> None:
         """Interrupted between the claim's answer and the flight: nobody has to wait for the end of its lease."""
@@ -327,7 +358,7 @@ class Caller:
                 right = Right(owned.token, owned.log_id, 0, life)
                 store.release(self._names, right, new_nonce(), counted=False)
 
-    def _without_store(self, seat: Seat[Outcome, Follower], exc: StoreError) -> Landed | Refused | Failure:
+    def _without_store(self, seat: Seat[Outcome, Follower], exc: StoreError) -> Landed | Refused:
         """Redis is unreachable or refuses: the group's policy decides."""
         self.tell(StoreFailed, operation="claim", error=str(exc))
         if seat.state is not None:
@@ -335,7 +366,9 @@ class Caller:
             seat.state = None
         if self._options.on_store_error == "raise":
             raise exc
-        logger.warning("key %r is computed without Redis: %s", self._names.key, exc)
+        level = logging.DEBUG if isinstance(exc, LeftAloneError) else logging.WARNING  # once per pause is enough
+        logger.log(level, "key %r is computed without Redis: %s", self._names.key, exc)
+        self._asked_at = deadline.now()
         return self._own(seat, Owned(0, b"", 0), alone=True)
 
     def _follower(self) -> Follower:
@@ -356,20 +389,19 @@ def _lease(key: str, options: Options) -> float:
 
 
 class _Aboard:
-    """The callers of this process that are in an owned flight: see `owner.Aboard`."""
+    """The callers of this process that are in an owned flight: see `heartbeat.Aboard`."""
 
-    __slots__ = ("_caller", "_rooms", "_seat")
+    __slots__ = ("_caller", "_pid", "_rooms", "_seat")
 
     def __init__(self, caller: Caller, rooms: Rooms[Outcome, Follower], seat: Seat[Outcome, Follower]) -> None:
         self._caller = caller
         self._rooms = rooms
         self._seat = seat
+        self._pid = os.getpid()
 
     def settle(self, result: Outcome) -> None:
-        self._rooms.settle(self._seat, result)
-
-    def ended(self, failure: Failure) -> None:
-        self._rooms.settle(self._seat, failure)
+        if self._pid == os.getpid():  # in a forked child the rooms' lock may be held for ever
+            self._rooms.settle(self._seat, result)
 
     def vacate(self) -> None:
         self._rooms.leave(self._seat)

@@ -25,7 +25,10 @@ class CancelReason(enum.Enum):
     STALLED = "stalled"
     """No checkpoint for longer than ``stall_timeout``."""
     STORE_UNREACHABLE = "store_unreachable"
-    """Redis gave no answer until the lease was over: whether the flight goes on is unknown."""
+    """Redis gave no answer until the lease was over: whether the flight goes on is unknown.
+
+    Any other reason outranks it, and it passes when Redis answers again that the flight goes on.
+    """
 
 
 class CancelToken:
@@ -54,12 +57,12 @@ class CancelToken:
     @property
     def cancelled(self) -> bool:
         """Whether the function should stop."""
-        return "reason" in self._facts
+        return self.reason is not None
 
     @property
     def reason(self) -> CancelReason | None:
         """Why the function should stop; ``None`` as long as it need not."""
-        fired: list[CancelReason] | None = self._facts.get("reason")
+        fired: list[CancelReason] | None = self._facts.get("reason") or self._facts.get("unreachable")
         return fired[0] if fired else None
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -102,12 +105,18 @@ class CancelToken:
     def fire(self, reason: CancelReason) -> bool:
         """Cancel, unless that has happened before; return whether this call was the first."""
         mine = [reason]  # a fresh list tells this call from another one with the same reason
-        if self._facts.setdefault("reason", mine) is not mine:
+        slot = "unreachable" if reason is CancelReason.STORE_UNREACHABLE else "reason"
+        if self._facts.setdefault(slot, mine) is not mine:
             return False
         event = self._facts.get("event")
         if event is not None:
             event.set()
         return True
+
+    def reached(self) -> None:
+        """Redis answered that the flight goes on: ``STORE_UNREACHABLE`` is over."""
+        if self._facts.pop("unreachable", None) is not None:
+            self._facts.pop("event", None)  # set for good; the next to wait makes a new one
 
     def touch(self) -> None:
         """Note a sign of life, here and in the flights that this one runs inside of."""

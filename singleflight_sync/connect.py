@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import select
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import redis
@@ -28,6 +29,10 @@ CONNECT_TIMEOUT = 1.0
 ANSWER_TIMEOUT = 2.0
 UPLOAD_BYTES_PER_SECOND = 256 * 1024
 """The slowest link on which a large value is still waited for."""
+
+LONGEST_POLL_MS = 2**31 - 1
+IDLE = 60.0
+"""A connection that nobody took for so many seconds is closed."""
 
 LATELY = 5.0
 """A connection that answered within this many seconds is taken for a good one."""
@@ -106,7 +111,7 @@ class Link:
         poll.register(sock, select.POLLIN)
         for descriptor in others:
             poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(None if timeout is None else deadline.to_ms(timeout))
+        ready = poll.poll(None if timeout is None else min(deadline.to_ms(timeout), LONGEST_POLL_MS))
         return any(descriptor == sock.fileno() for descriptor, _ in ready)
 
     def close(self) -> None:
@@ -136,14 +141,18 @@ class Pool:
         self._idle.append(link)
         if not self._open:
             self.drain()
+        elif link.used_at - self._idle[0].used_at > IDLE:  # the stack's bottom, left over from a burst
+            self._close_one(self._idle.popleft)
 
     def drain(self) -> None:
         """Closes what is idle."""
         while self._idle:
-            try:
-                self._idle.pop().close()
-            except IndexError:
-                return
+            self._close_one(self._idle.pop)
+
+    @staticmethod
+    def _close_one(take: Callable[[], Link]) -> None:
+        with suppress(IndexError):  # another thread was faster
+            take().close()
 
     def close(self) -> None:
         """Closes what is idle now, and later what is still in use."""

@@ -11,7 +11,7 @@ from typing import Any
 from singleflight_sync.errors import ConfigurationError
 from singleflight_sync.group import SingleFlight
 
-Answer = dict[str, Any]
+Settings = dict[str, Any]
 """The arguments of `SingleFlight`, by name."""
 
 
@@ -21,11 +21,11 @@ class _Default:
     def __init__(self) -> None:
         self._locks: dict[int, threading.Lock] = {}  # by process; `setdefault` lets one of several threads win
         # Written under the lock.
-        self._source: Callable[[], Answer] = dict
+        self._source: Callable[[], Settings] = dict
         self._place: str | None = None
-        self._made: tuple[Answer, SingleFlight] | None = None
+        self._made: tuple[Settings, SingleFlight] | None = None
 
-    def configure(self, source: Callable[[], Answer], place: str) -> None:
+    def configure(self, source: Callable[[], Settings], place: str) -> None:
         with self._lock():
             if self._place is not None and source is self._source:
                 return  # the same once more: a framework that sets itself up twice

@@ -43,7 +43,7 @@ class FlightFollowed(FlightEvent):
     """This caller began to wait for another owner's outcome.
 
     Attributes:
-        place: Its place in the queue, from 1.
+        place: Its place in the queue, from 1; 0 = behind another thread of this process.
     """
 
     place: int

@@ -37,7 +37,7 @@ def describe(exc: BaseException, *, flight: str) -> bytes:
         "v": _VERSION,
         "module": _guarded(lambda: _head(str(type(exc).__module__), _LONGEST_NAME), ""),
         "name": _guarded(lambda: _head(str(type(exc).__qualname__), _LONGEST_NAME), ""),
-        "message": _head(_text(exc), _LONGEST_TEXT),
+        "message": _head(text_of(exc), _LONGEST_TEXT),
         "args": _guarded(lambda: _plain_args(exc), None),
         "traceback": _guarded(lambda: _traceback(exc), ""),
         "notes": _guarded(lambda: _notes(exc), []),
@@ -99,7 +99,7 @@ def _original(facts: _Facts) -> Exception | None:
         return None
     exc = kind(*args)
     # A constructor that makes its text from its arguments would do so a second time.
-    same = type(exc) is kind and _head(_text(exc), _LONGEST_TEXT) == facts.text("message")
+    same = type(exc) is kind and _head(text_of(exc), _LONGEST_TEXT) == facts.text("message")
     return exc if same else None
 
 
@@ -147,7 +147,8 @@ def _tail(text: str, longest: int) -> str:
     return text if len(text) <= longest else _CUT + text[len(_CUT) - longest :]
 
 
-def _text(exc: BaseException) -> str:
+def text_of(exc: BaseException) -> str:
+    """The text of an exception, whatever its ``__str__`` does."""
     text: str = _guarded(lambda: str.__str__(str(exc)), "<no text: its __str__ raised>")
     return text
 
@@ -174,7 +175,7 @@ def _chain(exc: BaseException) -> list[str]:
         if following is None or id(following) in seen:
             break
         word = "caused by" if cause else "while handling"
-        links.append(f"{word} {type(following).__qualname__}: {_head(_text(following), _LONGEST_LINK)}")
+        links.append(f"{word} {type(following).__qualname__}: {_head(text_of(following), _LONGEST_LINK)}")
         seen.add(id(following))
         exc = following
     return links

@@ -130,7 +130,7 @@ class Follower:
     # -- one step
 
     def _step(self, pause: float, on_forgotten: Callable[[], None]) -> Outcome | None:
-        gone = self._watch is not None and self._watch.gone()
+        gone = self._token is not None and self._watch is not None and self._watch.gone()
         try:
             if self._behind:
                 return self._catch_up(on_forgotten)
@@ -187,7 +187,7 @@ class Follower:
 
     def _owner_is_gone(self) -> bool:
         """Whether the kernel says that the owner's process is gone, which makes waiting for the lease needless."""
-        if self._watch is None or self._turn_at is not None or not self._watch.gone():
+        if self._token is None or self._watch is None or self._turn_at is not None or not self._watch.gone():
             return False
         self._dead = self._token
         self._turn_at = deadline.now() + self._delay()
@@ -199,7 +199,8 @@ class Follower:
         elif entry.token is None or entry.token != self._token:
             return None  # of a flight that is not ours
         elif entry.event == log.FORGOTTEN:
-            on_forgotten()
+            if self._entitled:  # else we came after it
+                on_forgotten()
         elif entry.event in log.ENDS:
             return self._ended(entry)
         return None
@@ -210,6 +211,8 @@ class Follower:
             return
         continues = log.number(entry.fields.get(b"continues"))
         self._entitled = continues is None or (self._entitled and continues == self._token)
+        if self._token is None and self._place and self._counted is None:
+            self._counted = entry.token  # counted while it waited for its number
         self._token = entry.token
         self._lease = entry.number(b"lease") / 1000
         self._lease_until = deadline.now() + self._lease
@@ -226,6 +229,7 @@ class Follower:
         elif result is None:
             self._turn_at = deadline.now() + self._delay()
         self._token = None
+        self._observe("")
         return result
 
     def _observe(self, owner_id: str) -> None:

@@ -16,7 +16,7 @@ from singleflight_sync.events import Observers, StoreFailed
 from singleflight_sync.info import FlightInfo, LogEntry
 from singleflight_sync.keys import Namespace, key_from_template, key_of_call, refuse_requests
 from singleflight_sync.options import Options
-from singleflight_sync.owner import own_value
+from singleflight_sync.owner import call_directly
 from singleflight_sync.runtime import Runtime, shared
 from singleflight_sync.store import Forgotten, Store
 
@@ -37,6 +37,8 @@ Q = ParamSpec("Q")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Mode = Literal["plain", "local"]
+
+_LONG, _SHORT = 1e9, 0.001
 
 logger = logging.getLogger("singleflight_sync")
 
@@ -177,7 +179,7 @@ class SingleFlight:
             )
         names = self._names(key)
         if not self._shares(chosen):
-            return cast("T", own_value(fn()))
+            return cast("T", call_directly(fn, key))
         manner = Manner(codec or self._codec, None if endless else chosen.ttl, max_waiting, on_wait)
         return cast("T", Caller(self._runtime(), names, fn, chosen, manner).obtain())
 
@@ -201,7 +203,7 @@ class SingleFlight:
         Raises:
             ConfigurationError, TypeError: it cannot be decorated so.
         """
-        return decorator(lambda: self, function, key, options)
+        return decorator(lambda: self, function, key, options, self.options)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The fresh result of ``key``, or ``default``; never computes and never waits.
@@ -244,7 +246,7 @@ class SingleFlight:
         names, store = self._names(key), self._store()
         if store is None:
             return []
-        entries = store.first(key, lambda: store.history(names, 100))
+        entries = store.history(names, 100)
         return [LogEntry.of_entry(values, now_ms) for now_ms, values in entries]
 
     def live(self) -> list[FlightInfo]:
@@ -258,7 +260,7 @@ class SingleFlight:
         store = self._store()
         if store is None:
             return []
-        return sorted(self._infos(store.first("", store.live)), key=lambda info: -info.age)
+        return sorted(self._infos(store.live()), key=lambda info: -info.age)
 
     def cancel(self, key: str, fencing_token: int | None = None) -> bool:
         """End the open flight of ``key`` now.
@@ -394,8 +396,10 @@ class SingleFlight:
 
         A later call connects anew.
         """
-        for place in [each for each in self._runtimes if each[0] == os.getpid()]:
-            runtime = self._runtimes.pop(place)
+        for place in [each for each in list(self._runtimes) if each[0] == os.getpid()]:
+            runtime = self._runtimes.pop(place, None)
+            if runtime is None:  # another thread closes, too
+                continue
             for lease in runtime.own.copy():
                 lease.give_up()
             if runtime.store is not None:
@@ -432,13 +436,21 @@ class SingleFlight:
         store = self._store()
         if store is None or not tags:
             return []
-        boards = store.first("", lambda: store.boards(tags))
+        boards = store.boards(tags)
         return [FlightInfo.of_board(values, now_ms, self.name) for now_ms, values in boards]
 
 
-def decorator(group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any]) -> Any:
-    """The decorator of the group that ``group`` names at each call."""
-    Options.build().changed(**options)  # raises for what cannot be used
+_OF_CALLS = frozenset({"codec", "max_waiting", "on_wait"})
+
+
+def decorator(
+    group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any], defaults: Options | None = None
+) -> Any:
+    """The decorator of the group that ``group`` names at each call; ``defaults``: its options, where they are known."""
+    known = {name: value for name, value in options.items() if name not in _OF_CALLS}
+    if defaults is None:  # checks each value for itself
+        known = {"lease": _LONG, "heartbeat": _SHORT, **known}
+    (defaults or Options.build()).changed(**known)  # raises for what cannot be used
 
     def decorate(function: Callable[..., Any]) -> Any:
         key_of = _key_maker(function, key)

@@ -16,7 +16,7 @@ from singleflight_sync.cancel import CancelReason
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry
-from singleflight_sync.outcome import Failure, Kind
+from singleflight_sync.outcome import Failure, Kind, Outcome
 from singleflight_sync.store import LOG_MARGIN, Answer, Fate, Owned, Position, Right, new_nonce, terms
 from singleflight_sync.wire import UnreachableError
 
@@ -35,11 +35,11 @@ RETRY = 0.1
 """A beat that found Redis unreachable is repeated after this many seconds."""
 
 
-class Crew(Protocol):
+class Aboard(Protocol):
     """The callers of the own process that are in the flight."""
 
-    def ended(self, failure: Failure) -> None:
-        """The flight ended without its function: free everybody who waits."""
+    def settle(self, result: Outcome) -> None:
+        """All of them get this outcome."""
 
     def lost(self, position: Position) -> None:
         """Somebody else owns the flight now: whoever waits follows on from there, without the owner."""
@@ -62,11 +62,15 @@ class Lease:
         owned: Owned,
         options: Options,
         lease: float,
+        asked_at: float,
         token: CancelToken,
         hard: Deadline,
-        crew: Crew,
+        aboard: Aboard,
     ) -> None:
-        """``store`` is None for a flight inside this process; ``lease`` (seconds) is long where nobody can beat."""
+        """``store`` is None for a flight inside this process; ``lease`` (seconds) is long where nobody can beat.
+
+        ``asked_at``: the monotonic time before the claim was sent, from which its lease counts on this side.
+        """
         self.store = store
         self.names = names
         self.owner_id = owner_id
@@ -74,7 +78,7 @@ class Lease:
         self.cancel_token = token
         self._options = options
         self._lease = lease
-        self._crew = crew
+        self._aboard = aboard
         self._pid = os.getpid()  # looked at before _lock is taken: in a forked child it may be held for ever
         self._began = deadline.now()
         self._hard = hard
@@ -82,7 +86,7 @@ class Lease:
         # All below is guarded by _lock; `right` may be read without it, being replaced as a whole.
         life = max(lease, options.error_ttl) + LOG_MARGIN
         self.right = Right(owned.token, owned.log_id, to_ms(lease), to_ms(life))
-        self._renewed_at = self._began
+        self._renewed_at = asked_at
         self._next_beat = self._began + options.heartbeat
         self._publishing = False
         self._forgotten = False
@@ -195,6 +199,7 @@ class Lease:
             return
         if fate is Answer.DONE:
             self._renewed_at = sent
+            self.cancel_token.reached()
             if forgotten:
                 self._forget()
             self._enter_index()
@@ -246,19 +251,19 @@ class Lease:
     def _forget(self) -> None:
         if not self._forgotten:
             self._forgotten = True
-            self._crew.forgotten()
+            self._aboard.forgotten()
 
     # -- ends that are not the owner's
 
     def _finish(self, failure: Failure, reason: CancelReason) -> None:
         self._stop(failure)
         self.cancel_token.fire(reason)
-        self._crew.ended(failure)
+        self._aboard.settle(failure)
 
     def _lose(self) -> None:
         self._stop(Answer.LOST)
         self.cancel_token.fire(CancelReason.LOST)
-        self._crew.lost(self.position)
+        self._aboard.lost(self.position)
 
     def _stop(self, end: Failure | Answer) -> None:
         self._end = end
@@ -318,21 +323,27 @@ class Lease:
         nonce = new_nonce()
         return self._conclude(lambda store, right: store.fail(self.names, right, nonce, error, self._options.error_ttl))
 
-    def release(self, *, counted: bool) -> None:
-        """End the flight without an outcome. What Redis cannot be told, the end of the lease says."""
+    def release(self, *, counted: bool) -> bool:
+        """End the flight without an outcome. What Redis cannot be told, the end of the lease says.
+
+        Returns:
+            Whether it had not ended before.
+        """
         if self.is_forked():
-            return
+            return False
         with self._lock:
             if self._end is not None:
-                return
+                return False
             self._stop(Answer.DONE)
             store, right = self.store, self.right
-        if store is None:
-            return
-        try:
-            store.release(self.names, right, new_nonce(), counted=counted)
-        except StoreError as exc:
-            logger.warning("flight of key %r could not be released and ends with its lease: %s", self.names.key, exc)
+        if store is not None:
+            try:
+                store.release(self.names, right, new_nonce(), counted=counted)
+            except StoreError as exc:
+                logger.warning(
+                    "flight of key %r could not be released and ends with its lease: %s", self.names.key, exc
+                )
+        return True
 
     def stop(self) -> None:
         """The owner's call is over: however it ended, nothing beats for it any more."""
@@ -354,9 +365,8 @@ class Lease:
 
     def give_up(self) -> None:
         """The group is closed: whoever waits claims in turn, and the function's caller keeps its own value."""
-        self.release(counted=False)
-        if not self.is_forked():
-            self._crew.vacate()
+        if self.release(counted=False):
+            self._aboard.vacate()
 
     def _conclude(self, send: Callable[[Store, Right], Fate]) -> Fate | Failure:
         if self.is_forked():

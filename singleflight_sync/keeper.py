@@ -92,14 +92,21 @@ class Keeper:
             grown = [lease for lease in self._young.values() if lease.age() >= lease.heartbeat / 4]
             for lease in grown:
                 del self._young[id(lease)]
-        for lease in grown:
-            if not lease.start_heartbeat():
-                self._tended.append(lease)
-        self._tended = [lease for lease in self._tended if lease.tend() is not None]
+        self._tended += [lease for lease in grown if not lease.start_heartbeat()]
+        self._tended = [lease for lease in self._tended if self._tend(lease)]
+
+    def _tend(self, lease: Lease) -> bool:
+        """Beat for a flight; whether it goes on."""
+        try:
+            return lease.tend() is not None
+        except Exception:
+            logger.exception("heartbeat of key %r failed, and goes on", lease.names.key)
+            return True
 
 
 _keepers: dict[int, Keeper] = {}
 """By pid: a forked child finds none and makes its own. Of several threads, ``setdefault`` lets one win."""
+os.register_at_fork(after_in_child=_keepers.clear)  # a descendant may get the pid of a dead ancestor
 
 
 def keeper() -> Keeper:

@@ -39,12 +39,16 @@ class Seat(Generic[Out, State]):
     def __init__(self) -> None:
         self.room: Room[Out, State] | None = None
         self.turn: threading.Event | None = None  # of a caller that waits: set for an outcome or the lead
-        # Where the conversation stands: the leader's alone, from its predecessor and for its successor.
+        # Where the conversation stands, for the successor. Written by who leads for this seat: its caller, or the
+        # heartbeat that ends its flight.
         self.state: State | None = None
 
 
 class Room(Generic[Out, State]):
-    """One key's conversation. Guarded by the table's lock; who was woken reads it without."""
+    """One key's conversation. Guarded by the table's lock.
+
+    Who was woken reads it without, and so does `wake`: nobody enters a room that is settled, and `leave` wakes again.
+    """
 
     __slots__ = ("key", "leader", "outcome", "settled", "waiting")
 
@@ -60,6 +64,8 @@ class Room(Generic[Out, State]):
         for seat in self.waiting.copy() if self.settled else [self.leader]:
             if seat is not None and seat.turn is not None:
                 seat.turn.set()
+        if self.settled:  # a seat names its room: in a ring the outcome would live until the next garbage collection
+            self.leader, self.waiting = None, []
 
 
 class Rooms(Generic[Out, State]):
@@ -111,17 +117,16 @@ class Rooms(Generic[Out, State]):
             pass
         return seat.room.outcome if seat.room.settled else None
 
-    def settle(self, seat: Seat[Out, State], outcome: Out) -> bool:
-        """Give everybody in the room the outcome, and close it. False where this seat does not lead (any more)."""
+    def settle(self, seat: Seat[Out, State], outcome: Out) -> None:
+        """Give everybody in the room the outcome, and close it. Nothing where this seat does not lead (any more)."""
         with self._lock:
             room = seat.room
             if room is None or room.leader is not seat or room.settled:
-                return False
+                return
             room.outcome = outcome
             room.settled = True
             self._remove(room)
         room.wake()
-        return True
 
     def leave(self, seat: Seat[Out, State]) -> None:
         """Leave without an outcome.
@@ -140,11 +145,13 @@ class Rooms(Generic[Out, State]):
             elif room.leader is seat:
                 state, seat.state = seat.state, None
                 if room.waiting:
+                    # In this order, so that an interrupt between two lines loses nobody.
                     room.waiting[0].state, state = state, None
-                    room.leader = room.waiting.pop(0)
+                    room.leader = room.waiting[0]
+                    del room.waiting[0]
                 else:
-                    room.leader = None
                     self._remove(room)
+                    room.leader = None
         room.wake()
         if state is not None:
             state.close()

@@ -6,14 +6,13 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, failures, outcome
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.errors import CodecError, FlightInterrupted, ReentrantFlightError, StoreError
 from singleflight_sync.events import FlightCancelled, FlightFailed, FlightLost, FlightPublished, StoreFailed
-from singleflight_sync.heartbeat import Crew
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.store import Answer, Fate, Position
@@ -21,7 +20,7 @@ from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:
     from singleflight_sync.codecs import Codec
-    from singleflight_sync.heartbeat import Lease
+    from singleflight_sync.heartbeat import Aboard, Lease
     from singleflight_sync.options import Options
 
 Tell = Callable[..., None]
@@ -36,16 +35,17 @@ class Flight:
     Attributes:
         key: What the caller asked for.
         cancel_token: Tells the function that it should stop, and why.
+        parent: The flight that this one runs inside of, or None.
     """
 
-    __slots__ = ("_lease", "_parent", "_scope", "cancel_token", "key")
+    __slots__ = ("_lease", "_scope", "cancel_token", "key", "parent")
 
     def __init__(self, key: str, lease: Lease, scope: object, parent: Flight | None) -> None:
         self.key = key
         self.cancel_token: CancelToken = lease.cancel_token
         self._lease = lease
         self._scope = scope
-        self._parent = parent
+        self.parent = parent
 
     @property
     def fencing_token(self) -> int:
@@ -62,10 +62,10 @@ class Flight:
         """Whether this flight, or one that it runs inside of, is that of ``key`` here, or has this fencing token."""
         flight: Flight | None = self
         while flight is not None:
-            here = flight.key == key and flight._scope is scope  # noqa: SLF001 - of the same class
-            if here or (token and flight.fencing_token == token):
+            same = flight._scope is scope or (token and flight.fencing_token == token)  # noqa: SLF001 - of the same class
+            if flight.key == key and same:
                 return True
-            flight = flight._parent  # noqa: SLF001
+            flight = flight.parent
         return False
 
 
@@ -118,8 +118,9 @@ class Kept(NamedTuple):
     ttl: float
 
 
-def own_value(value: Any) -> Any:
-    """What a function returned, for the caller that called it directly."""
+def call_directly(function: Callable[[], Any], key: str) -> Any:
+    """Call a function for its caller alone, without a flight."""
+    value = _checked(function(), key)
     return value.value if isinstance(value, (Unshared, Kept)) else value
 
 
@@ -133,13 +134,6 @@ class Refused(NamedTuple):
     """Somebody else owns the flight: the value is dropped, and its caller follows from here."""
 
     position: Position
-
-
-class Aboard(Crew, Protocol):
-    """The callers of the own process that are in the flight, as the owner's caller sees them."""
-
-    def settle(self, result: Outcome) -> None:
-        """All of them get this outcome."""
 
 
 class Owner(NamedTuple):
@@ -163,11 +157,11 @@ class Owner(NamedTuple):
             BaseException: what the function raised; a `StoreError` under ``on_store_error="raise"``. If it is
                 no outcome, the caller has to release the lease and to leave its room.
         """
-        context = _current.set(self.flight)
         try:
+            _current.set(self.flight)
             return self._run(function)
         finally:
-            _current.reset(context)
+            _current.set(self.flight.parent)
 
     def _run(self, function: Callable[[], Any]) -> Landed | Refused | Failure:
         began = deadline.now()
@@ -199,7 +193,7 @@ class Owner(NamedTuple):
             raise CodecError(f"the value of key {self.flight.key!r} cannot be shared: {exc}", value) from exc
         except Exception as exc:  # of a codec of the user's
             raise CodecError(
-                f"the value of key {self.flight.key!r} cannot be encoded: {type(exc).__name__}: {exc}", value
+                f"the value of key {self.flight.key!r} cannot be encoded: {failures.text_of(exc)}", value
             ) from exc
         if isinstance(payload, (bytearray, memoryview)):
             payload = bytes(payload)
@@ -228,11 +222,13 @@ class Owner(NamedTuple):
                 self.aboard.settle(Failure(Kind.ERROR, failures.describe(exc, flight=self.lease.described())))
                 raise
             logger.warning("the value of key %r is not shared: %s", self.flight.key, exc)
-            fate = Answer.DONE
+            self.aboard.settle(mine)
+            return Landed(value)
         instead = self._instead(fate, mine, began)
         if instead is not None:
             return instead
-        self.tell(FlightPublished, duration=deadline.now() - began, size=len(payload))
+        if fate is Answer.DONE:
+            self.tell(FlightPublished, duration=deadline.now() - began, size=len(payload))
         return Landed(value)
 
     def _failed(self, error: Exception, began: float) -> Refused | Failure:
@@ -245,7 +241,7 @@ class Owner(NamedTuple):
         instead = self._instead(fate, mine, began)
         if instead is not None:
             return instead
-        self.tell(FlightFailed, duration=deadline.now() - began, error=f"{type(error).__name__}: {error}")
+        self.tell(FlightFailed, duration=deadline.now() - began, error=type(error).__name__)
         raise error
 
     def _interrupted(self) -> Refused | Failure:

@@ -57,6 +57,11 @@ class Patience:
             limits.append(NESTED_SLICE)
         return max(0.0, min(limits)) if limits else None
 
+    def at_most(self, seconds: float) -> float:
+        """The seconds that may be spent on something that takes up to ``seconds``."""
+        left = self._deadline.remaining()
+        return seconds if left is None else min(seconds, left)
+
     def over(self) -> WaitTimeoutError:
         """The error of a caller that gives up."""
         inside = f", from inside the flight of key {self._outer_key!r}" if self._outer is not None else ""

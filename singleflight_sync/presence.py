@@ -34,6 +34,7 @@ _COMPLETE = re.compile(
 
 # By pid, so that a forked child does not find its parent's.
 _own_ids: dict[int, str] = {}
+os.register_at_fork(after_in_child=_own_ids.clear)  # a descendant may get the pid of a dead ancestor
 
 
 def own_id() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from singleflight_sync.store import Store
 
 
-class Shared:
+class InProcess:
     """What all groups of this process have in common that mean the same namespace on the same server."""
 
     def __init__(self) -> None:
@@ -26,12 +28,15 @@ class Shared:
         self.leases: set[Lease] = set()  # the flights that this process owns; each call is atomic
 
 
-_shared: weakref.WeakValueDictionary[Hashable, Shared] = weakref.WeakValueDictionary()
+_locks: dict[int, threading.Lock] = {}  # by process; of several threads, ``setdefault`` lets one win
+_shared: weakref.WeakValueDictionary[Hashable, InProcess] = weakref.WeakValueDictionary()
 
 
-def shared(identity: Hashable) -> Shared:
+def shared(identity: Hashable) -> InProcess:
     """What is held under this identity; it lives as long as a group uses it."""
-    return _shared.setdefault(identity, Shared())
+    pid = os.getpid()
+    with _locks.get(pid) or _locks.setdefault(pid, threading.Lock()):
+        return _shared.setdefault(identity, InProcess())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,6 @@ class Runtime:
     owner_id: bytes
     store: Store | None
     observers: Observers
-    shared: Shared
+    shared: InProcess
     own: set[Lease] = field(default_factory=set)
     """The flights in the air that this group owns; each call is atomic."""

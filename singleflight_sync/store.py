@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError
 
 from singleflight_sync import deadline, wire
 from singleflight_sync.deadline import to_ms
-from singleflight_sync.errors import StoreError
+from singleflight_sync.errors import SingleFlightError, StoreError
 from singleflight_sync.log import Entry, Reading, number
 from singleflight_sync.wire import ERRORS, Command, UnreachableError, bulk, command, pack
 
@@ -37,6 +37,17 @@ PAUSE = 5.0
 
 PATIENCE = 2.0
 """How many seconds a command of no flight is repeated while the server answers that it cannot serve for now."""
+
+_PHRASES = {
+    "boards": "list the live flights",
+    "history": "read the log",
+    "index": "list the flight",
+    "finish": "end the flight",
+    "number": "get a fencing token",
+    "promote": "claim",
+    "giveback": "give the claim back",
+}
+"""What a script does, where its name does not say it to everybody."""
 
 BOARDS = 200
 """How many notice boards one script reads: the server does nothing else meanwhile."""
@@ -157,6 +168,10 @@ def _packed_keys(*keys: bytes) -> bytes:
     return bulk(b"%d" % len(keys), *keys)
 
 
+class LeftAloneError(UnreachableError):
+    """Raised when Redis was not asked, as it could not be reached a moment ago."""
+
+
 def _answered(method: Callable[P, T]) -> Callable[P, T]:
     """Make a `StoreError` of an answer of a shape that our scripts never give: something else speaks there."""
 
@@ -164,6 +179,8 @@ def _answered(method: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(*args, **kwargs)
+        except SingleFlightError:  # a ConfigurationError is a ValueError, too
+            raise
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as exc:
             raise StoreError(
                 f"cannot {method.__name__}: the server answered what no Redis answers: is a proxy in between? ({exc!r})"
@@ -409,7 +426,7 @@ class Store:
         if self._paused_until:
             if deadline.now() < self._paused_until:
                 about = f" for key {key!r}" if key else ""
-                raise UnreachableError(
+                raise LeftAloneError(
                     f"cannot ask{about}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
                 )
             self._pause()
@@ -441,14 +458,20 @@ class Store:
         return _patiently(attempt)
 
     def _send(self, operation: str, names: Names, key: bytes, chunks: Sequence[bytes], size: int = 0) -> Any:
+        return self._reach(operation, names.key, lambda: wire.exchange(self.server, key, chunks, size))
+
+    def _reach(self, operation: str, key: str, exchange: Callable[[], T]) -> T:
+        """Exchange something, in our errors. An answer ends the pause, whatever it says."""
         try:
-            reply = wire.exchange(self.server, key, chunks, size)
+            reply = exchange()
         except NoScriptError as exc:
             raise _UnknownScriptError from exc
         except ERRORS as exc:
-            error = wire.translate(exc, operation, names.key)
+            error = wire.translate(exc, _PHRASES.get(operation, operation), key)
             if isinstance(error, UnreachableError):
                 self._refresh()
+            else:
+                self._paused_until = 0.0
             raise error from exc
         self._paused_until = 0.0
         return reply
@@ -460,23 +483,20 @@ class Store:
     def _run_many(self, name: str, calls: Sequence[Call]) -> list[Any]:
         """Run a script many times; one round trip per server."""
         script = _script(name)
-        replies = self._pipeline([_called(script.digest, each) for each in calls], name)
+        replies = self._pipeline([_called(script.digest, each) for each in calls], name, calls[0].key)
         unknown = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            again = self._pipeline([_called(script.source, calls[place]) for place in unknown], name)
+            again = self._pipeline([_called(script.source, calls[place]) for place in unknown], name, calls[0].key)
             for place, reply in zip(unknown, again, strict=True):
                 replies[place] = reply
         for each, reply in zip(calls, replies, strict=True):
             if isinstance(reply, Exception):
-                raise wire.translate(reply, name, each.key) from reply
+                raise wire.translate(reply, _PHRASES.get(name, name), each.key) from reply
         return replies
 
-    def _pipeline(self, commands: Sequence[Command], operation: str = "list the live flights") -> list[Any]:
+    def _pipeline(self, commands: Sequence[Command], operation: str = "boards", key: str = "") -> list[Any]:
         """Many commands, each with the key that says where it goes; an error stands in the place of its reply."""
-        try:
-            return wire.pipeline(self.server, commands)
-        except ERRORS as exc:
-            raise wire.translate(exc, operation, "") from exc
+        return self._reach(operation, key, lambda: wire.pipeline(self.server, commands))
 
     def _stored(self, raw: bytes) -> Stored:
         if self._bare == b"1":
