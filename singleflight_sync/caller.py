@@ -214,6 +214,7 @@ class Caller:
         if isinstance(result, Failure):
             self._rooms.settle(seat, result)
             return result
+        self._rooms.close(seat)  # decoding may take its time
         try:
             value = self._manner.codec.loads(result.payload)
         except Exception:  # noqa: BLE001 - whatever a codec of the user's raises; each of the room sees for itself
@@ -297,6 +298,7 @@ class Caller:
 
     def _read(self, seat: Seat[Outcome, Follower], stored: Stored) -> Landed | None:
         """A fresh result; None: it cannot be read, which makes it a miss that the next claim replaces."""
+        self._rooms.close(seat)  # who comes from now on asks Redis, which may have been told to forget it
         try:
             value = self._manner.codec.loads(stored.value)
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises

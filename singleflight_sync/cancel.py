@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from singleflight_sync import deadline
@@ -65,7 +66,7 @@ class CancelToken:
         fired: list[CancelReason] | None = self._facts.get("reason") or self._facts.get("unreachable")
         return fired[0] if fired else None
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until cancelled, as a sleep that a cancellation ends; counts as a sign of life when it begins and ends.
 
         Args:
@@ -74,6 +75,8 @@ class CancelToken:
         Returns:
             Whether the function should stop.
         """
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
         self.touch()
         event: threading.Event = self._facts.get("event") or self._facts.setdefault("event", threading.Event())
         if not self.cancelled:

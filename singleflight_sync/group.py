@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from singleflight_sync.connect import Server
     from singleflight_sync.events import Callback
     from singleflight_sync.keys import Names
-    from singleflight_sync.options import RunOptions
+    from singleflight_sync.options import RunOptions, Seconds
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -178,9 +178,10 @@ class SingleFlight:
                 f"fn is a {type(fn).__name__}: pass a function without arguments, such as lambda: build(42)"
             )
         names = self._names(key)
+        codec = self._codec if codec is None else _checked_codec(codec)
         if not self._shares(chosen):
             return cast("T", call_directly(fn, key))
-        manner = Manner(codec or self._codec, None if endless else chosen.ttl, max_waiting, on_wait)
+        manner = Manner(codec, None if endless else chosen.ttl, max_waiting, on_wait)
         return cast("T", Caller(self._runtime(), names, fn, chosen, manner).obtain())
 
     @overload
@@ -342,7 +343,7 @@ class SingleFlight:
 
     # -- for those who build on flights
 
-    def put(self, key: str, value: object, ttl: float, *, codec: Codec | None = None) -> None:
+    def put(self, key: str, value: object, ttl: Seconds, *, codec: Codec | None = None) -> None:
         """Store a fresh result without a flight, instead of what is there; touches no flight in the air.
 
         Args:
@@ -356,9 +357,10 @@ class SingleFlight:
             CodecError: The value cannot be encoded.
         """
         names, store = self._names(key), self._store()
-        if store is not None and ttl > 0:
+        life = self.options.changed(ttl=ttl).ttl
+        if store is not None and life > 0:
             payload = (codec or self._codec).dumps(value)
-            store.first(key, lambda: store.put(names, payload, ttl))
+            store.first(key, lambda: store.put(names, payload, life))
 
     def is_enabled(self) -> bool:
         """Whether `run` shares at all: by the option ``enabled``, and by `singleflight_sync.testing`."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from singleflight_sync.errors import ReentrantFlightError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,9 +36,10 @@ State = TypeVar("State", bound=Closable)
 class Seat(Generic[Out, State]):
     """One caller's place in a room."""
 
-    __slots__ = ("room", "state", "turn")
+    __slots__ = ("room", "state", "thread", "turn")
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.room: Room[Out, State] | None = None
         self.turn: threading.Event | None = None  # of a caller that waits: set for an outcome or the lead
         # Where the conversation stands, for the successor. Written by who leads for this seat: its caller, or the
@@ -79,13 +82,22 @@ class Rooms(Generic[Out, State]):
         self._rooms: dict[str, Room[Out, State]] = {}  # guarded by _lock
 
     def enter(self, key: str, seat: Seat[Out, State]) -> bool:
-        """Take the seat in the key's room; True: this caller opened it and leads."""
+        """Take the seat in the key's room; True: this caller opened it and leads.
+
+        Raises:
+            ReentrantFlightError: this very thread leads the room, and would wait for itself.
+        """
         with self._lock:
             room = self._rooms.get(key)
             if room is None:
                 seat.room = room = Room(key, seat)
                 self._rooms[key] = room
                 return True
+            if room.leader is not None and room.leader.thread == seat.thread:
+                raise ReentrantFlightError(
+                    f"key {key!r} was asked for by code that its own flight calls (an observer, a log handler), "
+                    f"and would wait for itself: do not ask for it there"
+                )
             seat.room = room
             seat.turn = threading.Event()
             room.waiting.append(seat)

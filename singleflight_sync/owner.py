@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, failures, outcome
@@ -111,11 +112,15 @@ class Kept(NamedTuple):
 
     Attributes:
         value: What everybody in the flight gets.
-        ttl: In seconds; 0 = nobody else gets it.
+        ttl: In seconds, or as a ``timedelta``; 0 = nobody else gets it.
     """
 
     value: Any
-    ttl: float
+    ttl: float | timedelta
+
+    def seconds(self) -> float:
+        """Its life in seconds."""
+        return self.ttl.total_seconds() if isinstance(self.ttl, timedelta) else self.ttl
 
 
 def call_directly(function: Callable[[], Any], key: str) -> Any:
@@ -179,7 +184,7 @@ class Owner(NamedTuple):
             return Landed(value.value)
         ttl = self.ttl
         if isinstance(value, Kept):
-            value, ttl = value
+            value, ttl = value.value, value.seconds()
         try:
             payload = self._encoded(value)
         except CodecError as exc:

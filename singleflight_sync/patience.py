@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from singleflight_sync import deadline
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
 
 NESTED_SLICE = 0.1
 """A wait inside a flight looks this often (in seconds) whether that flight goes on."""
+MAIN_SLICE = 1.0
+"""The main thread, which alone gets signals, wakes this often: one that comes just before a wait does not end it."""
 
 
 class Patience:
     """The patience of one caller. Counts the time spent following, not computing. Used by one thread."""
 
-    __slots__ = ("_deadline", "_key", "_max_waiting", "_outer", "_outer_key", "began", "error", "seconds")
+    __slots__ = ("_deadline", "_key", "_longest", "_max_waiting", "_outer", "_outer_key", "began", "error", "seconds")
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Patience:
         self._deadline = Deadline(seconds)
         self._outer = outer
         self._outer_key = outer_key
+        self._longest = MAIN_SLICE if threading.current_thread() is threading.main_thread() else None
         self.began = deadline.now()
         self.seconds = seconds
         self.error: WaitTimeoutError | None = None
@@ -51,7 +55,7 @@ class Patience:
         left = self._deadline.remaining()
         if left == 0.0:
             raise self.over()
-        limits = [each for each in (left, upto) if each is not None]
+        limits = [each for each in (left, upto, self._longest) if each is not None]
         if self._outer is not None:
             self._outer.checkpoint()
             limits.append(NESTED_SLICE)

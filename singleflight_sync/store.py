@@ -198,6 +198,7 @@ class Store:
         self.namespace = namespace
         self._bare = b"1" if bare else b"0"
         self._paused_until = 0.0
+        self._paused_by: UnreachableError | None = None
 
     # -- claims
 
@@ -426,19 +427,18 @@ class Store:
         if self._paused_until:
             if deadline.now() < self._paused_until:
                 about = f" for key {key!r}" if key else ""
+                cause = self._paused_by
                 raise LeftAloneError(
-                    f"cannot ask{about}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s"
-                )
-            self._pause()
+                    f"cannot ask{about}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s: "
+                    f"{cause}"
+                ) from (cause and cause.__cause__)
+            self._paused_until = deadline.now() + PAUSE
         try:
             return attempt()
         except UnreachableError as exc:
             if exc.pauses:
-                self._pause()
+                self._paused_until, self._paused_by = deadline.now() + PAUSE, exc
             raise
-
-    def _pause(self) -> None:
-        self._paused_until = deadline.now() + PAUSE
 
     def close(self) -> None:
         """Close all connections."""
