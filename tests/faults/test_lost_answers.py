@@ -42,6 +42,8 @@ def scripts_are_known(server: Server, group: Make) -> None:
     flights.cancel("warm")
     work.let_go()
     owner.error()
+    flights.run("warm", lambda: 1)
+    answer(flights.run, "warm too", lambda: 1 // 0)
     flights.close()
 
 
