@@ -22,6 +22,7 @@ class Call:
     number: int
     pid: int
     token: int
+    question: str
     begun: float
     ended: float | None = None
     killed: bool = False
@@ -52,9 +53,9 @@ class Burst:
         if note.what in {"arrived", "answered", "lost"}:
             getattr(self, note.what).append(at)
         elif note.what == "begun":
-            before = self.calls[-1] if self.calls else None
-            after = at - (before.ended or at) if before is not None and before.killed else None
-            self.calls.append(Call(len(self.calls) + 1, note.pid, note.token, at, after=after))
+            same = [call for call in self.calls if call.question == note.question]
+            after = at - (same[-1].ended or at) if same and same[-1].killed else None
+            self.calls.append(Call(len(self.calls) + 1, note.pid, note.token, note.question, at, after=after))
         else:
             for call in self.calls:
                 if call.token == note.token and call.ended is None:

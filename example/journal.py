@@ -23,17 +23,19 @@ class Note(NamedTuple):
         what: ``arrived``, ``answered``, ``lost`` (a visitor); ``begun``, ``ended``, ``killed`` (a call of the model).
         pid: The process in which it happened.
         token: Of a call: the fencing token of its flight.
+        question: Of a call: what the model is asked.
     """
 
     at: float
     what: str
     pid: int
     token: int
+    question: str
 
 
-def note(what: str, token: int = 0) -> None:
+def note(what: str, token: int = 0, question: str = "") -> None:
     """Write down that something happened in this process."""
-    line = json.dumps([time.time(), what, os.getpid(), token]) + "\n"
+    line = json.dumps([time.time(), what, os.getpid(), token, question]) + "\n"
     file = os.open(_path(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, line.encode())  # short enough to be one piece

@@ -23,7 +23,7 @@ def answer(question: str) -> dict[str, str | int]:
     """Think for some seconds; the running flight says whether it still makes sense."""
     flight = sfs.current_flight()
     token = flight.fencing_token if flight else 0
-    journal.note("begun", token)
+    journal.note("begun", token, question)
     try:
         for _ in range(round(settings.SECONDS / STEP)):
             time.sleep(STEP)
