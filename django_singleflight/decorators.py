@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from django_singleflight import keys
 from django_singleflight.atomic import EXEMPT, Exempt
+from django_singleflight.audience import audience
 from django_singleflight.visit import View, Visit
 from singleflight_sync import ConfigurationError, RunOptions, SingleFlight
 
@@ -79,7 +79,7 @@ def single_flight(
         ConfigurationError: an option cannot be used.
         TypeError: what is decorated is no view, or an async one.
     """
-    given = keys.audience(shared=shared, vary_on=vary_on, key=key)
+    given = audience(shared=shared, vary_on=vary_on, key=key)
     if options:
         _check(options)
     if max_waiting is not None and (

@@ -149,18 +149,20 @@ def _finished(response: Any) -> Any:
         )
     if callable(getattr(response, "render", None)):
         response = response.render()
-    return _as_first_seen(response) if isinstance(response, HttpResponse) else response
+    return as_first_seen(response)
 
 
 def _is_of_rest_framework(response: Any) -> bool:
     return any(kind.__module__ == "rest_framework.response" for kind in type(response).__mro__)
 
 
-def _as_first_seen(response: HttpResponse) -> HttpResponse:
+def as_first_seen(response: Any) -> Any:
     """The response; of one that a view returns again, a copy with the headers and cookies of the first time.
 
     Middleware has written on it meanwhile, for another visitor.
     """
+    if not isinstance(response, HttpResponse):
+        return response
     fields = response.__dict__
     mine = tuple(response.headers.items()), copy.deepcopy(response.cookies)
     first = fields.setdefault(_FIRST_SEEN, mine)

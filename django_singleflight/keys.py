@@ -11,7 +11,6 @@ import decimal
 import functools
 import hmac
 import uuid
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.conf import settings
@@ -20,10 +19,13 @@ from django.utils import timezone, translation
 from django.utils.crypto import salted_hmac
 
 from django_singleflight import limits
-from singleflight_sync import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from django.http import HttpRequest
+
+    from django_singleflight.audience import Audience
 
 Part = str | bytes | int | None
 
@@ -56,7 +58,7 @@ IDENTIFIES_NOBODY = (
 )
 """Headers of the connection, of tracing and request ids; the setting ``IGNORED_HEADERS`` adds to them."""
 
-_ASKED = frozenset({"REQUEST_METHOD", "PATH_INFO", "SCRIPT_NAME", "QUERY_STRING", "wsgi.url_scheme"})
+_ASKED = frozenset({"CONTENT_TYPE", "REQUEST_METHOD", "PATH_INFO", "SCRIPT_NAME", "QUERY_STRING", "wsgi.url_scheme"})
 _CONDITIONS = tuple(
     f"HTTP_{name}"
     for name in ("RANGE", "IF_MATCH", "IF_NONE_MATCH", "IF_MODIFIED_SINCE", "IF_UNMODIFIED_SINCE", "IF_RANGE")
@@ -87,38 +89,6 @@ class Learnt(NamedTuple):
     personal: bool = False
 
 
-class Audience(NamedTuple):
-    """For whom a view's pages are, in the words of its decorator; `audience` checks them."""
-
-    shared: bool = False
-    headers: tuple[str, ...] = ()
-    callables: tuple[Callable[[Any], Any], ...] = ()
-    key: Callable[..., Any] | None = None
-
-
-def audience(*, shared: Any = False, vary_on: Any = (), key: Any = None) -> Audience:
-    """Check the words of a decorator.
-
-    Raises:
-        ConfigurationError: one of them cannot be used.
-    """
-    if not isinstance(shared, bool):
-        raise ConfigurationError(f"shared={shared!r} must be True or False")
-    if key is not None and not callable(key):
-        raise ConfigurationError(f"key={key!r} must be a callable (request, *args, **kwargs) -> str")
-    parts = [vary_on] if isinstance(vary_on, str) or callable(vary_on) else vary_on
-    if isinstance(parts, (bytes, Mapping)) or not isinstance(parts, Iterable):
-        raise ConfigurationError(f"vary_on={vary_on!r} must be a header name, a callable, or a sequence of these")
-    parts = tuple(parts)
-    for part in parts:
-        if not (callable(part) or (isinstance(part, str) and part.strip())):
-            raise ConfigurationError(
-                f"vary_on holds {part!r}: it must be a header name, or a callable (request) -> str | int | None"
-            )
-    headers = tuple(wsgi_name(part) for part in parts if isinstance(part, str))
-    return Audience(shared, headers, tuple(part for part in parts if not isinstance(part, str)), key)
-
-
 class Question:
     """One request, as the keys of its flights see it. Made before the view runs; changes nothing."""
 
@@ -141,6 +111,7 @@ class Question:
         self._title = _printable(f"view:{view} {method} {request.scheme}://{host}", str(address[1]))
         self._what = _joined([
             *(view, method, request.scheme, host, *(self._value(name) for name in _host_names())),
+            self._value("CONTENT_TYPE"),  # Django reads it before the view does
             *address,
             *(translation.get_language(), timezone.get_current_timezone_name(), str(getattr(request, "urlconf", None))),
             *(self._value(name) for name in _CONDITIONS),
@@ -242,7 +213,14 @@ def _address(
             f"{name}={_plain(value)}" for name, value in sorted(kwargs.items())
         ]
         query = request.META.get("QUERY_STRING", "")
-        return ["path", request.get_full_path(), request.META.get("SCRIPT_NAME", ""), query, *arguments]
+        return [
+            "path",
+            request.get_full_path(),
+            request.path_info,
+            request.META.get("SCRIPT_NAME", ""),
+            query,
+            *arguments,
+        ]
     chosen = key(request, *args, **kwargs)
     if not isinstance(chosen, str):
         raise TypeError(f"key={key!r} returned a {type(chosen).__name__}: it must return a str")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.http import HttpResponse
 from django.utils import translation
 
-from django_singleflight import atomic, busy, conf, envelope, keys, limits, transactions, watch
+from django_singleflight import atomic, busy, conf, envelope, limits, transactions, watch
 from django_singleflight.envelope import Crash, EnvelopeCodec, Page, Refusal
-from django_singleflight.execution import Execution
+from django_singleflight.execution import Execution, as_first_seen
 from django_singleflight.keys import Learnt, OpaqueArgumentError, Question
 from django_singleflight.memory import memory
 from django_singleflight.sharing import REASONS, sentence
@@ -32,6 +32,7 @@ from singleflight_sync import (
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
+    from django_singleflight.audience import Audience
     from django_singleflight.envelope import Envelope
     from singleflight_sync import SingleFlight
 
@@ -52,7 +53,7 @@ class View(NamedTuple):
 
     name: str
     function: Callable[..., Any]
-    audience: keys.Audience
+    audience: Audience
     options: dict[str, Any]
     max_waiting: int | None
     on_busy: str
@@ -76,13 +77,13 @@ class Visit:
             Exception: what the view raised, here or elsewhere; what a callable of the decorator raised.
         """
         if _passes_through(self._request):
-            return self._run()
+            return as_first_seen(self._run())
         if watch.is_watched(self._request):
             return self._alone("nested")
         configure(conf.default_arguments)  # no effect where the app has done it
         group = default_group()
         if not self._is_enabled(group):
-            return self._run()
+            return as_first_seen(self._run())
         if atomic.is_open_already(self._view.exempt):
             tell(
                 self._view.name,
@@ -222,7 +223,7 @@ class Visit:
     def _alone(self, reason: str) -> Any:
         if reason != "whom":
             tell(self._view.name, f"not shared, {REASONS[reason]}")
-        return self._marked(self._run(), _bypass(reason))
+        return self._marked(as_first_seen(self._run()), _bypass(reason))
 
     def _without(self, error: SingleFlightError, run: Execution) -> Any:
         if isinstance(error, HardTimeoutError) and run.is_done:

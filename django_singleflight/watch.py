@@ -10,13 +10,12 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.conf import settings
-from django.http.request import HttpHeaders
-from django.utils.functional import SimpleLazyObject, cached_property, new_method_proxy
+from django.utils.functional import LazyObject, SimpleLazyObject, new_method_proxy
 
-from django_singleflight.keys import COOKIE
+from django_singleflight.noted import NotedDict, NotedEnviron, NotedHeaders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import TracebackType
 
     from django.http import HttpRequest
@@ -33,6 +32,9 @@ _BEHIND = {
     "csp_nonce": "nonce",
 }
 """Attributes of a request, and what a look at them is a look at."""
+
+_FLAGS = {"session": ("accessed", "modified"), "_messages": ("used", "added_new")}
+"""What Django itself notes on these; it tells of a use by way of what middleware holds, past the request."""
 
 _DERIVED = ("headers", "accepted_types", "accepted_types_by_precedence")
 """Properties that Django keeps once they were asked for; meanwhile they are made anew, from what is watched."""
@@ -73,23 +75,27 @@ class Watch:
         self._whole = False
         self._originals: dict[str, Any] = {}
         self._watched: dict[str, Any] = {}
-        self._session_was: tuple[bool, Any] | None = None
+        self._flags: dict[str, _Flags] = {}
+        self._session_key: Any = None
         self._csrf_was: tuple[Any, Any] = (None, None)
 
     def __enter__(self) -> Watch:
         fields = self._fields
         cookies, environ = self._request.COOKIES, self._request.META
         for name in _BEHIND:
-            if fields.get(name) is not None:
-                self._watched[name] = self._stand_in(name, fields[name])
-        self._watched["COOKIES"] = _NotedDict(cookies, lambda _: self._look("cookies"), lambda: self._look("cookies"))
+            original = fields.get(name)
+            if original is not None:
+                self._watched[name] = self._stand_in(name, original)
+                if not isinstance(original, LazyObject):
+                    self._lower_flags(name, original)
+        self._watched["COOKIES"] = NotedDict(cookies, lambda _: self._look("cookies"), lambda: self._look("cookies"))
         self._csrf_was = environ.get(_SECRET), environ.get(_NEEDS_UPDATE)
-        watched = _Environ(environ, self._look_up, self._look_at_all)
+        watched = NotedEnviron(environ, self._look_up, self._look_at_all)
         dict.pop(watched, _NEEDS_UPDATE, None)
         self._watched["META"] = watched
         if fields.get("environ") is environ:
             self._watched["environ"] = watched
-        self._watched["headers"] = _Headers(environ, self._look_up, self._look_at_all)
+        self._watched["headers"] = NotedHeaders(environ, self._look_up, self._look_at_all)
         self._originals = {name: fields.pop(name) for name in (*self._watched, *_DERIVED) if name in fields}
         fields.update(self._watched)
         return self
@@ -111,8 +117,8 @@ class Watch:
         self._watched["COOKIES"].write_back(self._originals["COOKIES"])
         if self._csrf_was[1]:
             environ.setdefault(_NEEDS_UPDATE, self._csrf_was[1])
-        if self._session_was is not None and self._session_was[0]:
-            self._originals["session"].modified = True
+        for flags in self._flags.values():
+            flags.restore()
         for name in _DERIVED[1:]:
             fields.pop(name, None)
         for name, watched in self._watched.items():
@@ -125,13 +131,19 @@ class Watch:
 
     def _stand_in(self, name: str, original: Any) -> _StandIn:
         def look() -> Any:
-            if name == "session" and self._session_was is None:
-                self._session_was = bool(getattr(original, "modified", False)), getattr(original, "session_key", None)
-                original.modified = False
+            if name not in self._flags:
+                self._lower_flags(name, original)
             self._look(_BEHIND[name])
             return original
 
         return _StandIn(look)
+
+    def _lower_flags(self, name: str, original: Any) -> None:
+        names = _FLAGS.get(name, ())
+        if names and all(hasattr(original, each) for each in names):
+            self._flags[name] = _Flags(original, names)
+            if name == "session":
+                self._session_key = getattr(original, "session_key", None)
 
     def _look(self, what: str) -> None:
         self._looked.add(what)
@@ -171,28 +183,30 @@ class Watch:
         return "nonce" if "nonce" in self._looked else ""
 
     def _session_changed(self) -> bool:
+        session, flags = self._originals.get("session"), self._flags.get("session")
         if self._is_replaced("session"):
             return True
-        if self._session_was is None:
-            return False
-        session = self._originals["session"]
-        return bool(getattr(session, "modified", True)) or getattr(session, "session_key", None) != self._session_was[1]
+        if flags is None:
+            return "session" in self._looked  # not one of Django's: in doubt it was changed
+        if flags.raised("accessed"):
+            self._look("session")
+        return flags.raised("modified") or getattr(session, "session_key", None) != self._session_key
 
     def _messages_changed(self) -> bool:
         """Whether some were added, or shown and thereby used up."""
+        flags = self._flags.get("_messages")
         if self._is_replaced("_messages"):
             return True
-        if "messages" not in self._looked:
-            return False
-        storage = self._originals["_messages"]
-        return bool(getattr(storage, "added_new", True)) or (bool(getattr(storage, "used", True)) and len(storage) > 0)
+        if flags is None:
+            return "messages" in self._looked
+        if flags.raised("used"):
+            self._look("messages")
+        return flags.raised("added_new") or (flags.raised("used") and bool(len(self._originals["_messages"])))
 
     def _csrf_made(self) -> bool:
         """Whether the secret that was used is none that the request brought, but is told to the visitor just now."""
         environ = self._watched["META"]
         secret, used = dict.get(environ, _SECRET), bool(dict.get(environ, _NEEDS_UPDATE))
-        if used:
-            self._look("csrf")
         if secret is None:
             return used
         return (used or secret != self._csrf_was[0] or "csrf" in self._looked) and secret != self._brought_secret()
@@ -219,7 +233,7 @@ class Watch:
 
 def is_watched(request: HttpRequest) -> bool:
     """Whether a view is running that this request belongs to, and is watched."""
-    return isinstance(request.META, _Environ)
+    return isinstance(request.META, NotedEnviron)
 
 
 def is_signed_in(user: Any) -> bool:
@@ -229,206 +243,30 @@ def is_signed_in(user: Any) -> bool:
 
 def identity(user: Any) -> str:
     """Who a user is, as a text that is the same for the same user."""
+    kind = user.__class__  # of a lazy object, that of the user
     name = user.get_username() if callable(getattr(user, "get_username", None)) else ""
-    return f"{is_signed_in(user)} {getattr(user, 'pk', None)!r} {name!r}"
+    return f"{kind.__module__}.{kind.__qualname__} {is_signed_in(user)} {getattr(user, 'pk', None)!r} {name!r}"
+
+
+class _Flags:
+    """Flags of an object, lowered, so that it can be seen whether they are raised meanwhile."""
+
+    def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
+        self._owner = owner
+        self._were = {name: getattr(owner, name) for name in names}
+        for name in names:
+            setattr(owner, name, False)
+
+    def raised(self, name: str) -> bool:
+        return bool(getattr(self._owner, name))
+
+    def restore(self) -> None:
+        for name, was in self._were.items():
+            if was:
+                setattr(self._owner, name, was)
 
 
 class _StandIn(SimpleLazyObject):
     """Stands before an object and becomes it at the first look, whatever that is."""
 
     __repr__ = new_method_proxy(repr)
-
-
-class _NotedDict(dict[Any, Any]):
-    """A copy of a dict that tells of each look, and keeps what is written into it for the original."""
-
-    def __init__(
-        self, original: dict[Any, Any], look_up: Callable[[Any], None], look_at_all: Callable[[], None]
-    ) -> None:
-        super().__init__(original)
-        self._look_up = look_up
-        self._look_at_all = look_at_all
-        self._dirty = False
-
-    def write_back(self, original: dict[Any, Any]) -> None:
-        """Do to the original what was done to this copy."""
-        if self._dirty:
-            now = dict(dict.items(self))
-            original.clear()
-            original.update(now)
-
-    # -- looks at one
-
-    def __getitem__(self, name: Any) -> Any:
-        self._look_up(name)
-        return super().__getitem__(name)
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        self._look_up(name)
-        return super().get(name, default)
-
-    def __contains__(self, name: object) -> bool:
-        self._look_up(name)
-        return super().__contains__(name)
-
-    # -- looks at all
-
-    def __iter__(self) -> Iterator[Any]:
-        self._look_at_all()
-        return super().__iter__()
-
-    def __reversed__(self) -> Iterator[Any]:
-        self._look_at_all()
-        return super().__reversed__()
-
-    def __len__(self) -> int:
-        self._look_at_all()
-        return super().__len__()
-
-    def keys(self) -> Any:
-        self._look_at_all()
-        return super().keys()
-
-    def values(self) -> Any:
-        self._look_at_all()
-        return super().values()
-
-    def items(self) -> Any:
-        self._look_at_all()
-        return super().items()
-
-    def copy(self) -> dict[Any, Any]:
-        self._look_at_all()
-        return dict(super().items())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.copy(),)
-
-    __reduce_ex__ = lambda self, _protocol: self.__reduce__()  # noqa: E731 - the one that ``copy`` asks first
-    __copy__ = copy
-
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
-    def __eq__(self, other: object) -> bool:
-        return self.copy() == other
-
-    def __ne__(self, other: object) -> bool:
-        return self.copy() != other
-
-    __hash__ = None  # as a dict
-
-    def __or__(self, other: Any) -> Any:
-        return self.copy() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self.copy()
-
-    # -- writes
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        self._dirty = True
-        super().__setitem__(name, value)
-
-    def __delitem__(self, name: Any) -> None:
-        self._look_up(name)
-        self._dirty = True
-        super().__delitem__(name)
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
-        return self
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        self._dirty = True
-        super().update(*args, **kwargs)
-
-    def setdefault(self, name: Any, default: Any = None) -> Any:
-        self._look_up(name)
-        self._dirty = True
-        return super().setdefault(name, default)
-
-    def pop(self, name: Any, *default: Any) -> Any:
-        self._look_up(name)
-        self._dirty = True
-        return super().pop(name, *default)
-
-    def popitem(self) -> tuple[Any, Any]:
-        self._look_at_all()
-        self._dirty = True
-        return super().popitem()
-
-    def clear(self) -> None:
-        self._dirty = True
-        super().clear()
-
-
-class _Environ(_NotedDict):
-    """``request.META``. The cookies are not even in it before they are asked for."""
-
-    def __init__(
-        self, original: dict[Any, Any], look_up: Callable[[Any], None], look_at_all: Callable[[], None]
-    ) -> None:
-        def asked(name: Any) -> None:
-            look_up(name)
-            if name == COOKIE:
-                self._reveal()
-
-        def asked_all() -> None:
-            look_at_all()
-            self._reveal()
-
-        super().__init__(original, asked, asked_all)
-        self._hidden = dict.pop(self, COOKIE, None)
-
-    def write_back(self, original: dict[Any, Any]) -> None:
-        self._reveal()
-        super().write_back(original)
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        self._reveal()
-        super().__setitem__(name, value)
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        self._reveal()
-        super().update(*args, **kwargs)
-
-    def clear(self) -> None:
-        self._reveal()
-        super().clear()
-
-    def _reveal(self) -> None:
-        if self._hidden is not None:
-            hidden, self._hidden = self._hidden, None
-            dict.__setitem__(self, COOKIE, hidden)
-
-
-class _Headers(HttpHeaders):
-    """``request.headers``, made when it is first asked."""
-
-    def __init__(
-        self, environ: dict[str, Any], look_up: Callable[[str], None], look_at_all: Callable[[], None]
-    ) -> None:
-        self._environ = dict(environ)
-        self._look_up = look_up
-        self._look_at_all = look_at_all
-
-    @cached_property
-    def _store(self) -> Any:
-        return HttpHeaders(self._environ)._store  # noqa: SLF001 - of the base class
-
-    def __getitem__(self, name: str) -> Any:
-        self._look_up(self.to_wsgi_name(name))
-        return super().__getitem__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        self._look_at_all()
-        return iter(super().__iter__())
-
-    def __len__(self) -> int:
-        self._look_at_all()
-        return len(self._store)
-
-    def __repr__(self) -> str:
-        self._look_at_all()
-        return str(super().__repr__())

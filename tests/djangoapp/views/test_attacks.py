@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -213,6 +214,24 @@ def test_a_template_that_prints_the_visitor(source: str, site: Site) -> None:
     assert page.runs == 2
 
 
+class HoldsACart(OtherCookie):
+    """Makes something that holds the session itself."""
+
+    def __call__(self, request: HttpRequest) -> Any:
+        request.cart = SimpleNamespace(session=request.session)
+        return self.get_response(request)
+
+
+def test_a_cart_that_middleware_has_made_of_the_session(site: Site) -> None:
+    site.set(MIDDLEWARE=[*MIDDLEWARE, f"{HERE}.HoldsACart"])
+    page = served(site, lambda r: HttpResponse(r.cart.session["name"]), ttl=60)
+    assert bodies(site, page, site.sign_in("ada"), site.sign_in("bob"), later=site.sign_in("eve")) == [
+        "ada",
+        "bob",
+        "eve",
+    ]
+
+
 def test_messages(site: Site) -> None:
     site.serve(lambda r: messages.info(r, r.GET["m"]) or HttpResponse())
     ada, bob = site.sign_in("ada"), site.sign_in("bob")
@@ -353,8 +372,9 @@ def _until(condition: Callable[[], Any]) -> Any:
 # Objects that are used again
 
 
-def test_a_response_object_that_the_view_returns_twice_gathers_nothing(site: Site) -> None:
-    again = HttpResponse("x", headers={"X-Mine": "1"})
+@pytest.mark.parametrize("headers", [{}, {"Cache-Control": "no-store"}], ids=["shared", "not shared"])
+def test_a_response_object_that_the_view_returns_twice_gathers_nothing(headers: Any, site: Site) -> None:
+    again = HttpResponse("x", headers={"X-Mine": "1", **headers})
     page = served(site, lambda r: again, shared=False)
     page.go_on.set()
     site.set(SESSION_SAVE_EVERY_REQUEST=True)

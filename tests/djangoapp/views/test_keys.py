@@ -14,7 +14,8 @@ from django.test import RequestFactory, override_settings
 from django.utils import timezone, translation
 
 from django_singleflight import keys
-from django_singleflight.keys import Learnt, OpaqueArgumentError, Question, audience
+from django_singleflight.audience import audience
+from django_singleflight.keys import Learnt, OpaqueArgumentError, Question
 from singleflight_sync import ConfigurationError
 
 SHARED = {"shared": True}
@@ -44,6 +45,7 @@ WHAT: list[dict[str, Any]] = [
     {"HTTP_HOST": "example.com"},
     {"SCRIPT_NAME": "/a", "path": "/?b=c"},
     {"kwargs": {"x": 1}},
+    {"CONTENT_TYPE": "x"},
     *(
         {f"HTTP_{name}": "x"}
         for name in ("RANGE", "IF_MATCH", "IF_NONE_MATCH", "IF_MODIFIED_SINCE", "IF_UNMODIFIED_SINCE", "IF_RANGE")
@@ -58,7 +60,6 @@ WHOM: list[dict[str, Any]] = [
     {"HTTP_USER_AGENT": "x"},
     {"HTTP_X_FORWARDED_FOR": "x"},
     {"HTTP_X_FORWARDED_HOST": "x"},
-    {"CONTENT_TYPE": "x"},
     {"SSL_CLIENT_S_DN": "x"},
 ]
 ALWAYS_WHOM: list[dict[str, Any]] = [
@@ -117,6 +118,12 @@ def test_a_setting_adds_to_these() -> None:
 def test_the_host_is_checked_before_any_key() -> None:
     with override_settings(ALLOWED_HOSTS=["a.example"]), pytest.raises(DisallowedHost):
         key(HTTP_HOST="b.example")
+
+
+def test_a_path_that_middleware_has_rewritten_is_another_one() -> None:
+    request = RequestFactory().get("/a?b=c")
+    request.path_info = "/other"
+    assert Question("v", audience(shared=True), request, (), {}).key() != key(words=SHARED)
 
 
 def test_proxies_in_front() -> None:
@@ -259,9 +266,12 @@ def test_who_looks_the_same_has_the_same_digest() -> None:
 @pytest.mark.parametrize(
     ("name", "bare", "shared"),
     [
-        *((name, True, True) for name in ("QUERY_STRING", "PATH_INFO", "HTTP_HOST", "HTTP_RANGE", "wsgi.input")),
+        *(
+            (name, True, True)
+            for name in ("QUERY_STRING", "PATH_INFO", "HTTP_HOST", "HTTP_RANGE", "wsgi.input", "CONTENT_TYPE")
+        ),
         *((name, True, True) for name in ("REMOTE_USER", "HTTP_AUTHORIZATION", "HTTP_X_TENANT")),
-        *((name, True, False) for name in ("HTTP_COOKIE", "HTTP_ACCEPT", "CONTENT_TYPE", "SSL_CLIENT_S_DN")),
+        *((name, True, False) for name in ("HTTP_COOKIE", "HTTP_ACCEPT", "SSL_CLIENT_S_DN")),
         *((name, False, False) for name in ("REMOTE_ADDR", "REMOTE_HOST", "HTTP_X_REQUEST_ID", "SERVER_ADDR", "x.y")),
     ],
 )

@@ -264,6 +264,67 @@ def test_what_django_has_kept_of_a_header_is_made_anew() -> None:
     assert "HTTP_ACCEPT" in seen(lambda r: r.accepted_types, request).names
 
 
+def test_users_of_two_kinds_with_the_same_key_are_two() -> None:
+    class Customer(User):
+        """Of another table."""
+
+    def look(request: Any) -> object:
+        return request.user.name
+
+    assert seen(look, request_with(user=User("1"))).user != seen(look, request_with(user=Customer("1"))).user
+
+
+# Past the request
+
+
+class Cart:
+    """What middleware makes: it holds the session itself."""
+
+    def __init__(self, request: Any) -> None:
+        self.session = request.session
+        self.messages = request._messages
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda cart: None, Seen()),
+        (lambda cart: cart.session.get("a"), Seen(frozenset({"session"}))),
+        (lambda cart: cart.session.update({"a": 1}), Seen(frozenset({"session"}), changed="session")),
+        (lambda cart: cart.session.cycle_key(), Seen(frozenset({"session"}), changed="session")),
+        (lambda cart: cart.messages.add(20, "x"), Seen(changed="messages")),
+    ],
+    ids=["nothing", "looked", "changed", "another key", "a message"],
+)
+@pytest.mark.parametrize("used_before", [False, True])
+def test_what_middleware_holds_of_the_session_and_of_messages(act: Any, expected: Seen, used_before: bool) -> None:  # noqa: FBT001
+    request = full()
+    request.cart = Cart(request)
+    if used_before:
+        request.session["before"] = 1
+    assert seen(lambda r: act(r.cart), request) == expected
+    assert request.session.modified is (used_before or expected.changed == "session")
+
+
+def test_a_session_that_is_none_of_djangos_is_taken_for_changed_once_it_is_looked_at() -> None:
+    assert seen(lambda r: r.session["a"], request_with(session={"a": 1})).changed == "session"
+    assert seen(lambda r: None, request_with(session={"a": 1})) == Seen()
+
+
+def test_a_lazy_session_is_not_made_before_it_is_looked_at() -> None:
+    made: list[SessionStore] = []
+
+    def make() -> SessionStore:
+        made.append(full().session)
+        return made[-1]
+
+    assert seen(lambda r: None, request_with(session=SimpleLazyObject(make))) == Seen()
+    assert made == []
+    found = seen(lambda r: r.session.get("a"), request_with(session=SimpleLazyObject(make)))
+    assert found == Seen(frozenset({"session"}))
+    assert seen(lambda r: r.session.update({"a": 1}), request_with(session=SimpleLazyObject(make))).changed == "session"
+
+
 # Afterwards
 
 
