@@ -147,6 +147,11 @@ def token_in(page: Any) -> str:
     return match[1]
 
 
+def nonce(request: object) -> dict[str, str]:
+    """A context processor, as Django's own from 6.0 on."""
+    return {"csp_nonce": "n0nce"}
+
+
 def says(page: Any) -> str:
     """The messages on the page, in one text."""
     listed = re.search(r'<ul class="messagelist">(.*?)</ul>', page.content.decode(), re.DOTALL)

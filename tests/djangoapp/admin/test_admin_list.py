@@ -13,6 +13,7 @@ from django.test import Client, override_settings
 
 import singleflight_sync as sfs
 from django_singleflight import shown
+from tests.djangoapp.admin.conftest import PROCESSORS, SETTINGS
 from tests.djangoapp.admin.support import ROOT, Airborne, address_of, airborne, client, keys_of, populate
 from tests.djangoapp.admin.turns import Turns
 
@@ -287,3 +288,12 @@ def test_there_are_no_pages_to_add_or_delete() -> None:
         assert browser.get(ROOT + page).status_code == 404
     assert browser.get("/admin/").status_code == 200
     assert ROOT in browser.get("/admin/").content.decode()
+
+
+def test_a_nonce_of_the_project_stands_at_script_and_style() -> None:
+    processors = "tests.djangoapp.admin.support.nonce"
+    templates = [{**SETTINGS["TEMPLATES"][0], "OPTIONS": {"context_processors": [*PROCESSORS, processors]}}]
+    with override_settings(TEMPLATES=templates):
+        text = text_of(client("view").get(ROOT))
+    assert 'flights.css" nonce="n0nce"' in text
+    assert 'live.js" defer nonce="n0nce"' in text
