@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import CBORCodec, Codec, JSONCodec, PickleCodec
+from singleflight_sync.decorator import decorator as _decorator
 from singleflight_sync.default import configure
 from singleflight_sync.default import group as default_group
 from singleflight_sync.errors import (
@@ -38,7 +39,6 @@ from singleflight_sync.events import (
 from singleflight_sync.failures import describe as describe_error
 from singleflight_sync.failures import rebuild as rebuild_error
 from singleflight_sync.group import SingleFlight
-from singleflight_sync.group import decorator as _decorator
 from singleflight_sync.info import FlightInfo, LogEntry
 from singleflight_sync.options import RunOptions
 from singleflight_sync.owner import Flight, Kept, Unshared, current_flight
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from singleflight_sync.decorator import Decorated
     from singleflight_sync.events import Callback
-    from singleflight_sync.group import Shared
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -126,18 +126,18 @@ def run(
 
 
 @overload
-def single_flight(function: Callable[P, T], /) -> Shared[P, T]: ...
+def single_flight(function: Callable[P, T], /) -> Decorated[P, T]: ...
 
 
 @overload
 def single_flight(
     function: None = None, /, *, key: str | Callable[..., str] | None = None, **options: Unpack[RunOptions]
-) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
+) -> Callable[[Callable[P, T]], Decorated[P, T]]: ...
 
 
 def single_flight(function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
     """Decorate a function for the default group; see `SingleFlight.single_flight`."""
-    return _decorator(default_group, function, key, options)
+    return _decorator(run, function, key, options)
 
 
 def get(key: str, default: Any = None) -> Any:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from singleflight_sync import deadline, keeper, outcome
+from singleflight_sync.answers import Answer, Owned, Right, Stored, Waiting, new_nonce, terms
 from singleflight_sync.cancel import CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.deadline import Deadline
@@ -27,19 +28,19 @@ from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.owner import Flight, Landed, Owner, Refused, call_directly, check_entrance
 from singleflight_sync.patience import Patience
-from singleflight_sync.store import Answer, LeftAloneError, Owned, Right, Stored, Waiting, new_nonce, terms
+from singleflight_sync.sender import LeftAloneError
 from singleflight_sync.wire import persist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from singleflight_sync.answers import Position
     from singleflight_sync.codecs import Codec
     from singleflight_sync.events import FlightEvent
     from singleflight_sync.keys import Names
     from singleflight_sync.local import Rooms
     from singleflight_sync.options import Options
     from singleflight_sync.runtime import Runtime
-    from singleflight_sync.store import Position
 
 R = TypeVar("R")
 

@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from singleflight_sync import deadline, log, outcome, presence
+from singleflight_sync.answers import Position, Stored, Waiting
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Outcome, Value
-from singleflight_sync.store import Position, Stored, Waiting
 from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:

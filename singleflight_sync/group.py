@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from singleflight_sync import connect, presence, urls
+from singleflight_sync.answers import Forgotten
 from singleflight_sync.caller import Caller, Manner
 from singleflight_sync.codecs import JSONCodec
+from singleflight_sync.decorator import Decorated, decorator
 from singleflight_sync.errors import ConfigurationError, StoreError
 from singleflight_sync.events import Observers, StoreFailed
 from singleflight_sync.info import FlightInfo, LogEntry
-from singleflight_sync.keys import Namespace, key_from_template, key_of_call, refuse_requests
+from singleflight_sync.keys import Namespace
 from singleflight_sync.options import Options
 from singleflight_sync.owner import call_directly
 from singleflight_sync.runtime import Runtime, shared
-from singleflight_sync.store import Forgotten, Store
+from singleflight_sync.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,32 +38,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Mode = Literal["plain", "local"]
 
-_LONG, _SHORT = 1e9, 0.001
-
 logger = logging.getLogger("singleflight_sync")
 
 mode: Mode | None = None
 """What `singleflight_sync.testing` makes of all groups: plain calls, or flights inside the process."""
-
-
-class Shared(Protocol[P, T_co]):
-    """A decorated function."""
-
-    __wrapped__: Callable[..., Any]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """Call it as one flight over all processes."""
-
-    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The key of such a call, for ``forget`` and ``cancel``."""
-
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Shared[P, T_co]: ...
-
-    @overload
-    def __get__(
-        self: Shared[Concatenate[Any, Q], T_co], instance: object, owner: type | None = None, /
-    ) -> Callable[Q, T_co]: ...
 
 
 class SingleFlight:
@@ -185,12 +163,12 @@ class SingleFlight:
         return cast("T", Caller(self._runtime(), names, fn, chosen, manner).obtain())
 
     @overload
-    def single_flight(self, function: Callable[P, T], /) -> Shared[P, T]: ...
+    def single_flight(self, function: Callable[P, T], /) -> Decorated[P, T]: ...
 
     @overload
     def single_flight(
         self, function: None = None, /, *, key: str | Callable[..., str] | None = None, **options: Unpack[RunOptions]
-    ) -> Callable[[Callable[P, T]], Shared[P, T]]: ...
+    ) -> Callable[[Callable[P, T]], Decorated[P, T]]: ...
 
     def single_flight(self, function: Any = None, /, *, key: Any = None, **options: Any) -> Any:
         """Decorate a function, so that equal calls at the same time are one flight.
@@ -204,7 +182,7 @@ class SingleFlight:
         Raises:
             ConfigurationError, TypeError: it cannot be decorated so.
         """
-        return decorator(lambda: self, function, key, options, self.options)
+        return decorator(self.run, function, key, options, self.options)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The fresh result of ``key``, or ``default``; never computes and never waits.
@@ -440,57 +418,6 @@ class SingleFlight:
             return []
         boards = store.boards(tags)
         return [FlightInfo.of_board(values, now_ms, self.name) for now_ms, values in boards]
-
-
-_OF_CALLS = frozenset({"codec", "max_waiting", "on_wait"})
-
-
-def decorator(
-    group: Callable[[], SingleFlight], function: Any, key: Any, options: dict[str, Any], defaults: Options | None = None
-) -> Any:
-    """The decorator of the group that ``group`` names at each call; ``defaults``: its options, where they are known."""
-    known = {name: value for name, value in options.items() if name not in _OF_CALLS}
-    if defaults is None:  # checks each value for itself
-        known = {"lease": _LONG, "heartbeat": _SHORT, **known}
-    (defaults or Options.build()).changed(**known)  # raises for what cannot be used
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        key_of = _key_maker(function, key)
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            refuse_requests(function, args)
-            return group().run(key_of(args, kwargs), functools.partial(function, *args, **kwargs), **options)
-
-        wrapper.key = lambda *args, **kwargs: key_of(args, kwargs)  # type: ignore[attr-defined]
-        return wrapper
-
-    return decorate if function is None else decorate(function)
-
-
-def _key_maker(function: object, key: object) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    if not callable(function) or isinstance(function, type):
-        raise TypeError(
-            f"single_flight decorates functions, not {function!r}; a key is passed by name: single_flight(key=...)"
-        )
-    if (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
-        raise TypeError(
-            f"single_flight decorates plain functions: {function!r} returns a coroutine or a generator, "
-            f"which cannot be shared"
-        )
-    if key is None:
-        return key_of_call(function)
-    if isinstance(key, str):
-        return key_from_template(function, key)
-    if not callable(key):
-        raise ConfigurationError(
-            f"key is a {type(key).__name__}: pass a template such as 'report:{{report_id}}', or a callable"
-        )
-    return lambda args, kwargs: key(*args, **kwargs)
 
 
 def _check_token(token: object) -> None:

@@ -12,12 +12,12 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from singleflight_sync import deadline, failures, log, outcome, wire
+from singleflight_sync.answers import LOG_MARGIN, Answer, Fate, Owned, Position, Right, new_nonce, terms
 from singleflight_sync.cancel import CancelReason
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome
-from singleflight_sync.store import LOG_MARGIN, Answer, Fate, Owned, Position, Right, new_nonce, terms
 from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from singleflight_sync.wire import ERRORS, bulk, command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from singleflight_sync.connect import Link, Pool, Server
+    from singleflight_sync.connect import Server
     from singleflight_sync.keys import Names
+    from singleflight_sync.pool import Link, Pool
 
 CLAIMED = b"claimed"
 SUCCEEDED = b"succeeded"

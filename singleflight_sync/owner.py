@@ -10,13 +10,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, failures, outcome
+from singleflight_sync.answers import Answer, Fate, Position
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import is_immutable
 from singleflight_sync.errors import CodecError, FlightInterrupted, ReentrantFlightError, StoreError
 from singleflight_sync.events import FlightCancelled, FlightFailed, FlightLost, FlightPublished, StoreFailed
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
-from singleflight_sync.store import Answer, Fate, Position
 from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:

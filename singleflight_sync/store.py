@@ -1,27 +1,33 @@
-"""The flights in Redis: one typed method per script, and the reading of the log.
-
-The only module that sends commands. All methods may be called from any thread.
-"""
+"""The flights in Redis: one typed method per script, and the reading of the log. All may be called from any thread."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import json
-import os
-import re
 from contextlib import suppress
-from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from redis.exceptions import NoScriptError
-
-from singleflight_sync import deadline, wire
+from singleflight_sync import wire
+from singleflight_sync.answers import (
+    Answer,
+    Board,
+    Fate,
+    Forgotten,
+    Owned,
+    Position,
+    Right,
+    Stored,
+    Waiting,
+    claimed,
+    fate,
+    new_nonce,
+)
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.errors import SingleFlightError, StoreError
 from singleflight_sync.log import Entry, Reading, number
-from singleflight_sync.wire import ERRORS, Command, UnreachableError, bulk, command, pack
+from singleflight_sync.sender import Call, Sender, patiently
+from singleflight_sync.wire import bulk, command, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,144 +38,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PAUSE = 5.0
-"""How many seconds a process leaves an unreachable Redis alone."""
-
-PATIENCE = 2.0
-"""How many seconds a command of no flight is repeated while the server answers that it cannot serve for now."""
-
-_PHRASES = {
-    "boards": "list the live flights",
-    "history": "read the log",
-    "index": "list the flight",
-    "finish": "end the flight",
-    "number": "get a fencing token",
-    "promote": "claim",
-    "giveback": "give the claim back",
-}
-"""What a script does, where its name does not say it to everybody."""
-
 BOARDS = 200
 """How many notice boards one script reads: the server does nothing else meanwhile."""
-
-LOG_MARGIN = 10.0
-"""How many seconds the log outlives the lease."""
-
-
-class Answer(enum.IntEnum):
-    """What a script answers; mirrors ``lua/log.lua``."""
-
-    OWNER = 1
-    WAIT = 2
-    ENDED = 3
-    LAPSED = 4
-    REFUSED = 5
-    INIT = 6
-    DONE = 7
-    LOST = 8
-    GONE = 9
-
-
-class Owned(NamedTuple):
-    """The caller owns the flight."""
-
-    token: int
-    log_id: bytes
-    takeovers: int
-
-
-class Waiting(NamedTuple):
-    """Somebody owns the flight; its token is None while it waits for its number (on a Cluster). Times in seconds."""
-
-    token: int | None
-    left: float
-    log_id: bytes
-    place: int
-    forgotten: bool
-    owner_id: str
-    continues: int | None
-    lease: float
-
-
-class Stored(NamedTuple):
-    """The fresh result: its flight's token (None where values carry none), the value, and what stands before it."""
-
-    token: int | None
-    prefix: bytes
-    value: bytes
-
-
-class Position(NamedTuple):
-    """Where a follower stands: its flight, the log id that it has read to, the flight under which it was counted."""
-
-    token: int | None
-    log_id: bytes
-    counted: int | None
-    dead: int | None = None
-
-
-class Right(NamedTuple):
-    """What an owner shows with each change: its token, the log id of its claim, its lease and log life in ms."""
-
-    token: int
-    log_id: bytes
-    lease_ms: int
-    life_ms: int
-
-
-class Call(NamedTuple):
-    """One of many runs of a script."""
-
-    keys: tuple[bytes, ...]
-    args: tuple[bytes, ...]
-    key: str = ""
-
-
-class Board(NamedTuple):
-    """What a script read for people, and the server's time in ms."""
-
-    now_ms: int
-    values: list[Any]
-
-
-class Forgotten(NamedTuple):
-    """What `Store.forget` found: a stored value, a kept failure or an open flight, and the token of the latter."""
-
-    stored: bool
-    other: bool
-    token: int | None
-
-
-Fate = Entry | Answer
-"""What became of a flight that is not open any more: its end, ``LOST`` or ``GONE``; ``DONE`` where it was open."""
-
-
-class _Script:
-    """A script, its preludes put where it names them, in the form that is sent."""
-
-    def __init__(self, name: str) -> None:
-        text = _read(name)
-        source = re.sub(r"(?m)^-- prelude: (.*)$", lambda line: "\n".join(map(_read, line[1].split())), text).encode()
-        self.source = (b"EVAL", source)
-        self.digest = (b"EVALSHA", hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
-        self.by_source = bulk(*self.source)
-        self.by_digest = bulk(*self.digest)
-
-
-def _read(name: str) -> str:
-    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
-
-
-_script = functools.lru_cache(maxsize=None)(_Script)
-
-
-@functools.lru_cache(maxsize=4096)
-def _packed_keys(*keys: bytes) -> bytes:
-    return bulk(b"%d" % len(keys), *keys)
-
-
-class LeftAloneError(UnreachableError):
-    """Raised when Redis was not asked, as it could not be reached a moment ago."""
 
 
 def _answered(method: Callable[P, T]) -> Callable[P, T]:
@@ -189,16 +59,14 @@ def _answered(method: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-class Store:
+class Store(Sender):
     """One namespace on one server, as one process sees it."""
 
     def __init__(self, server: Server, namespace: Namespace, *, bare: bool = False) -> None:
         """``bare``: values stand under the result key without their token, and give way to what others write there."""
-        self.server = server
+        super().__init__(server)
         self.namespace = namespace
         self._bare = b"1" if bare else b"0"
-        self._paused_until = 0.0
-        self._paused_by: UnreachableError | None = None
 
     # -- claims
 
@@ -238,7 +106,7 @@ class Store:
             return self._stored(reply)
         if reply[0] == Answer.INIT:
             return self._promoted(names, terms, nonce)
-        return _claimed(reply)
+        return claimed(reply)
 
     def _promoted(self, names: Names, terms: bytes, nonce: bytes) -> Owned | Answer:
         """The second and third step of a claim on a Cluster."""
@@ -251,7 +119,7 @@ class Store:
                     "promote", names, [names.meta, names.stream], nonce, number, lease, life, names.key.encode()
                 )
                 if reply[0] != Answer.INIT:
-                    answer = _claimed(reply)
+                    answer = claimed(reply)
                     assert isinstance(answer, (Owned, Answer))
                     return answer
                 floor = reply[1]
@@ -277,7 +145,7 @@ class Store:
             b"%d" % right.life_ms,
             names.key.encode(),
         )
-        return _fate(reply), reply[0] == Answer.DONE and bool(reply[1])
+        return fate(reply), reply[0] == Answer.DONE and bool(reply[1])
 
     def index(self, names: Names, right: Right) -> None:
         """Enter the flight into the index of live flights."""
@@ -299,7 +167,7 @@ class Store:
             self._bare,
             size=len(value),
         )
-        return _fate(reply)
+        return fate(reply)
 
     @_answered
     def fail(self, names: Names, right: Right, nonce: bytes, error: bytes, keep: float) -> Fate:
@@ -315,7 +183,7 @@ class Store:
             b"%d" % to_ms(keep),
             error,
         )
-        return _fate(reply)
+        return fate(reply)
 
     @_answered
     def release(self, names: Names, right: Right, nonce: bytes, *, counted: bool) -> Fate:
@@ -330,7 +198,7 @@ class Store:
             b"released",
             b"%d" % counted,
         )
-        return _fate(reply)
+        return fate(reply)
 
     # -- what anybody does
 
@@ -346,7 +214,7 @@ class Store:
         calls = [
             Call((names.meta, names.result, names.stream), (_text(token), self._bare), names.key) for names in every
         ]
-        replies = _patiently(lambda: self._run_many("forget", calls))
+        replies = patiently(lambda: self._run_many("forget", calls))
         return [Forgotten(bool(stored), bool(other), number(marked)) for stored, other, marked in replies]
 
     def put(self, names: Names, value: bytes, ttl: float) -> None:
@@ -414,90 +282,6 @@ class Store:
         chunks = command(4, bulk(b"XRANGE", names.stream, b"(" + log_id, b"+"))
         return [Entry.of(each, flat) for each, flat in self._send("follow", names, names.stream, chunks)]
 
-    # -- how it is sent
-
-    def first(self, key: str, attempt: Callable[[], T]) -> T:
-        """Ask Redis for something new. A dead one costs about one time-out, and then a pause, not one per call.
-
-        After the pause one caller tries, and the others go on as before until it has an answer.
-
-        Raises:
-            StoreError: Redis refused, was not reached by one attempt, or is left alone.
-        """
-        if self._paused_until:
-            if deadline.now() < self._paused_until:
-                about = f" for key {key!r}" if key else ""
-                cause = self._paused_by
-                raise LeftAloneError(
-                    f"cannot ask{about}: Redis could not be reached a moment ago, and is left alone for {PAUSE:g} s: "
-                    f"{cause}"
-                ) from (cause and cause.__cause__)
-            self._paused_until = deadline.now() + PAUSE
-        try:
-            return attempt()
-        except UnreachableError as exc:
-            if exc.pauses:
-                self._paused_until, self._paused_by = deadline.now() + PAUSE, exc
-            raise
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.server.close()
-
-    def _run(self, name: str, names: Names, keys: Sequence[bytes], *args: bytes, size: int = 0) -> Any:
-        script = _script(name)
-        packed = (_packed_keys(*keys), *pack(args))
-        count = 3 + len(keys) + len(args)
-
-        def attempt() -> Any:
-            try:
-                return self._send(name, names, keys[0], command(count, script.by_digest, *packed), size)
-            except _UnknownScriptError:
-                return self._send(name, names, keys[0], command(count, script.by_source, *packed), size)
-
-        return _patiently(attempt)
-
-    def _send(self, operation: str, names: Names, key: bytes, chunks: Sequence[bytes], size: int = 0) -> Any:
-        return self._reach(operation, names.key, lambda: wire.exchange(self.server, key, chunks, size))
-
-    def _reach(self, operation: str, key: str, exchange: Callable[[], T]) -> T:
-        """Exchange something, in our errors. An answer ends the pause, whatever it says."""
-        try:
-            reply = exchange()
-        except NoScriptError as exc:
-            raise _UnknownScriptError from exc
-        except ERRORS as exc:
-            error = wire.translate(exc, _PHRASES.get(operation, operation), key)
-            if isinstance(error, UnreachableError):
-                self._refresh()
-            else:
-                self._paused_until = 0.0
-            raise error from exc
-        self._paused_until = 0.0
-        return reply
-
-    def _refresh(self) -> None:
-        with suppress(*ERRORS):  # the next attempt says what is wrong
-            self.server.refresh()
-
-    def _run_many(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        """Run a script many times; one round trip per server."""
-        script = _script(name)
-        replies = self._pipeline([_called(script.digest, each) for each in calls], name, calls[0].key)
-        unknown = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:
-            again = self._pipeline([_called(script.source, calls[place]) for place in unknown], name, calls[0].key)
-            for place, reply in zip(unknown, again, strict=True):
-                replies[place] = reply
-        for each, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, Exception):
-                raise wire.translate(reply, _PHRASES.get(name, name), each.key) from reply
-        return replies
-
-    def _pipeline(self, commands: Sequence[Command], operation: str = "boards", key: str = "") -> list[Any]:
-        """Many commands, each with the key that says where it goes; an error stands in the place of its reply."""
-        return self._reach(operation, key, lambda: wire.pipeline(self.server, commands))
-
     def _stored(self, raw: bytes) -> Stored:
         if self._bare == b"1":
             return Stored(None, b"", raw)
@@ -505,36 +289,6 @@ class Store:
         if not colon:
             return Stored(None, b"", raw)
         return Stored(number(token), token + colon, raw[len(token) + 1 :])
-
-
-def _called(script: tuple[bytes, bytes], call: Call) -> Command:
-    return call.keys[0], (*script, b"%d" % len(call.keys), *call.keys, *call.args)
-
-
-class _UnknownScriptError(Exception):
-    """The server does not have the script, after a restart or a failover."""
-
-
-def _patiently(attempt: Callable[[], T]) -> T:
-    """Repeat what a server answers that cannot serve for now; who does not answer is not asked again."""
-    try:
-        return attempt()
-    except UnreachableError as exc:
-        if not exc.answered:
-            raise
-    return wire.persist(attempt, PATIENCE)
-
-
-def new_nonce() -> bytes:
-    """A name for one call that may be sent twice: random, never made of host, process or thread."""
-    return os.urandom(8).hex().encode()
-
-
-@functools.lru_cache(maxsize=256)
-def terms(lease: float, error_ttl: float, max_takeovers: int, *, failures: bool) -> bytes:
-    """The terms of a claim as the script takes them; times in seconds."""
-    life_ms = to_ms(max(lease, error_ttl) + LOG_MARGIN)
-    return b"%d %d %d %d" % (to_ms(lease), life_ms, max_takeovers, failures)
 
 
 def _text(token: int | None) -> bytes:
@@ -549,32 +303,3 @@ def _position(position: Position | None) -> list[bytes]:
 
 def _shown(right: Right) -> tuple[bytes, bytes]:
     return b"%d" % right.token, right.log_id
-
-
-def _claimed(reply: list[Any]) -> Owned | Waiting | Entry | Answer:
-    answer = Answer(reply[0])
-    if answer is Answer.OWNER:
-        return Owned(int(reply[1]), reply[2], reply[3])
-    if answer is Answer.WAIT:
-        _, token, left, log_id, place, forgotten, owner_id, continues, lease = reply
-        return Waiting(
-            number(token),
-            left / 1000,
-            log_id,
-            place,
-            bool(forgotten),
-            owner_id.decode("utf-8", "replace"),
-            number(continues),
-            lease / 1000,
-        )
-    return _ended(reply) if answer is Answer.ENDED else answer
-
-
-def _fate(reply: list[Any] | int) -> Fate:
-    if isinstance(reply, int):
-        return Answer(reply)
-    return _ended(reply) if reply[0] == Answer.ENDED else Answer(reply[0])
-
-
-def _ended(reply: list[Any]) -> Entry:
-    return Entry.of(b"", reply[1])

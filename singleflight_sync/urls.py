@@ -14,8 +14,9 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from singleflight_sync import embedded
-from singleflight_sync.connect import ANSWER_TIMEOUT, CONNECT_TIMEOUT, Address, Cluster, Server, Single, identity_of
+from singleflight_sync.connect import Address, Cluster, Server, Single, identity_of
 from singleflight_sync.errors import ConfigurationError
+from singleflight_sync.pool import ANSWER_TIMEOUT, CONNECT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

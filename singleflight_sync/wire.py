@@ -13,13 +13,14 @@ from redis.exceptions import AskError, BusyLoadingError, MovedError, RedisCluste
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from singleflight_sync import deadline
-from singleflight_sync.connect import LATELY
 from singleflight_sync.errors import StoreError
+from singleflight_sync.pool import LATELY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from singleflight_sync.connect import Link, Pool, Server
+    from singleflight_sync.connect import Server
+    from singleflight_sync.pool import Link, Pool
 
 T = TypeVar("T")
 Command = tuple[bytes, tuple[bytes, ...]]

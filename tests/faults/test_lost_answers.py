@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from singleflight_sync import FlightCancelledError
-from singleflight_sync.store import _script
+from singleflight_sync.sender import script as prepared
 from tests.support.callers import META, answer, foreign, instant, making_groups, wait_for_beats, wait_for_readers
 from tests.support.flights import Call, Work
 from tests.support.waiting import eventually
@@ -49,7 +49,7 @@ def scripts_are_known(server: Server, group: Make) -> None:
 
 def of(script: str) -> Callable[[bytes], bool]:
     """Matches the requests of a script."""
-    digest = _script(script).by_digest
+    digest = prepared(script).by_digest
     return lambda raw: digest in raw
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from singleflight_sync.answers import Answer, Owned, new_nonce
 from singleflight_sync.errors import StoreError
-from singleflight_sync.store import Answer, Owned, _script, new_nonce
+from singleflight_sync.sender import script as prepared
 from tests.support.keyspace import Keyspace, right_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from singleflight_sync.store import Right
+    from singleflight_sync.answers import Right
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
 
@@ -25,7 +26,7 @@ SCRIPTS = ("claim", "number", "promote", "renew", "publish", "finish", "cancel",
 def space(server: Server, proxy: Proxy) -> Iterator[Keyspace]:
     """A key behind the proxy, on a server that knows all scripts."""
     for script in SCRIPTS:
-        server.client().script_load(_script(script).source[1].decode())
+        server.client().script_load(prepared(script).source[1].decode())
     space = Keyspace(proxy.client())
     yield space
     space.close()
@@ -33,7 +34,7 @@ def space(server: Server, proxy: Proxy) -> Iterator[Keyspace]:
 
 def calls(script: str) -> Callable[[bytes], bool]:
     """Match the requests that call a script."""
-    digest = _script(script).digest[1]
+    digest = prepared(script).digest[1]
     return lambda raw: digest in raw
 
 

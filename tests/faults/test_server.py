@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from singleflight_sync import FlightCancelledError, StoreError, store
+from singleflight_sync import FlightCancelledError, StoreError, sender
 from tests.support.callers import (
     META,
     answer,
@@ -234,7 +234,7 @@ def liar(server: Server) -> Iterator[Liar]:
 def test_a_refusal_for_now_is_retried_and_then_the_policy_applies(
     server: Server, liar: Liar, group: Make, monkeypatch: pytest.MonkeyPatch, word: bytes, policy: str
 ) -> None:
-    monkeypatch.setattr(store, "PATIENCE", 0.3)
+    monkeypatch.setattr(sender, "PATIENCE", 0.3)
     liar.answer = word
     flights = group(server.client(port=liar.port), on_store_error=policy)
     found = answer(flights.run, "k", instant("value"))

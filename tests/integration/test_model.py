@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from singleflight_sync.answers import Answer, Owned, Position, Right, Stored, Waiting, claimed, new_nonce
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, Position, Right, Stored, Waiting, _claimed, new_nonce
 from tests.support.keyspace import Keyspace, right_of
 
 if TYPE_CHECKING:
@@ -471,7 +471,7 @@ class SteppedMachine(KeyMachine):
         elif expected is Answer.INIT:
             assert reply == [Answer.INIT]
         else:
-            self._answered(expected, self.space.store._stored(reply) if isinstance(reply, bytes) else _claimed(reply))
+            self._answered(expected, self.space.store._stored(reply) if isinstance(reply, bytes) else claimed(reply))
 
     @precondition(lambda self: self.model.waiting)
     @rule()
@@ -491,7 +491,7 @@ class SteppedMachine(KeyMachine):
         mine = model.alive or (None if model.waiting else model.open())
         reply = self.space.promote(flight.nonce, number, lease=LEASE, error_ttl=LEASE)
         if mine and mine.nonce == flight.nonce:
-            self._owned(mine, _claimed(reply))
+            self._owned(mine, claimed(reply))
         elif model.waiting is None or model.waiting.nonce != flight.nonce:
             assert reply == [Answer.REFUSED]
         elif model.last and model.last.token >= number:
@@ -503,7 +503,7 @@ class SteppedMachine(KeyMachine):
         followers, highest = self.model.followers, self.highest
         flight.begun = self.model.forgets  # its function begins now
         self.highest = self.model.last.token if self.model.last else 0
-        self._owned(flight, _claimed(reply))
+        self._owned(flight, claimed(reply))
         self.highest = max(highest, self.highest)
         self.model.followers = followers
 

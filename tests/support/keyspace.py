@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from singleflight_sync.answers import LOG_MARGIN, Answer, Owned, Position, Right, Waiting, new_nonce, terms
 from singleflight_sync.connect import from_client
 from singleflight_sync.deadline import to_ms
 from singleflight_sync.keys import Namespace
 from singleflight_sync.log import Entry
-from singleflight_sync.store import (
-    LOG_MARGIN,
-    Answer,
-    Owned,
-    Position,
-    Right,
-    Store,
-    Waiting,
-    _script,
-    new_nonce,
-    terms,
-)
+from singleflight_sync.sender import script
+from singleflight_sync.store import Store
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     import redis
 
-    from singleflight_sync.store import Fate, Forgotten
+    from singleflight_sync.answers import Fate, Forgotten
 
 NAMESPACE = Namespace("ai:flight")
 T = TypeVar("T")
@@ -98,7 +89,7 @@ class Keyspace:
         keys = [self.names.result, self.names.meta, self.names.stream, self.store.namespace.owner_seq]
         asked = terms(3.0, 0.0, 3, failures=True)
         args = [b"", asked, b"owner", self.names.key.encode(), b"0", b"%d" % token, log_id, b"", b"", b"", b""]
-        pipeline.evalsha(_script("claim").digest[1].decode(), len(keys), *keys, *args)
+        pipeline.evalsha(script("claim").digest[1].decode(), len(keys), *keys, *args)
 
     def renew(self, right: Right) -> tuple[Fate, bool]:
         """Renew the lease."""

@@ -109,7 +109,7 @@ def a_call_can_differ_from_its_group(flights: sfs.SingleFlight) -> None:
 
 def a_value_can_have_a_fate_of_its_own() -> None:
     assert_type(sfs.Unshared(Report()).value, Any)
-    assert_type(sfs.Kept(Report(), ttl=0.5).ttl, float)
+    assert_type(sfs.Kept(Report(), ttl=0.5).ttl, float | timedelta)
     sfs.Kept(Report())  # type: ignore[call-arg]
 
 

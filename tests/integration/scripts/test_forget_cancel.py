@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from singleflight_sync.answers import Answer, Owned, Waiting, new_nonce
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, Waiting, new_nonce
 from tests.support.keyspace import ENDINGS, end
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from singleflight_sync.answers import Answer, Owned, Position, Waiting, new_nonce
 from singleflight_sync.errors import StoreError
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, Position, Waiting, new_nonce
 from tests.support.keyspace import Keyspace
 from tests.support.servers import Server
 

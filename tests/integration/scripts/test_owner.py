@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from singleflight_sync.answers import Answer, Owned, new_nonce
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, new_nonce
 from tests.support.keyspace import ENDINGS, Keyspace, end
 from tests.support.waiting import eventually
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from singleflight_sync.store import Right
+    from singleflight_sync.answers import Right
 
     Act = Callable[[Keyspace, Right], Any]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from singleflight_sync.answers import Answer, Owned, Right, Stored, Waiting
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, Right, Stored, Waiting
 from tests.support.keyspace import Keyspace, right_of
 
 if TYPE_CHECKING:

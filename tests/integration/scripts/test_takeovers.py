@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from singleflight_sync.answers import Answer, Owned, Waiting, new_nonce
 from singleflight_sync.log import Entry
-from singleflight_sync.store import Answer, Owned, Waiting, new_nonce
 from tests.support.keyspace import end
 
 if TYPE_CHECKING:
-    from singleflight_sync.store import Right
+    from singleflight_sync.answers import Right
     from tests.support.keyspace import Keyspace
 
 

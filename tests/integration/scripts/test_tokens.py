@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from singleflight_sync.store import Answer
+from singleflight_sync.answers import Answer
 from tests.support.keyspace import Keyspace
 
 FAR = 8_000_000_000_000_000  # microseconds: in the year 2223
