@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -89,10 +90,13 @@ def single_flight(
     if on_busy not in ("refuse", "run"):
         raise ConfigurationError(f"on_busy={on_busy!r} must be 'refuse' or 'run'")
 
+    ttl = options.pop("ttl", 0)
+    ttl = ttl.total_seconds() if isinstance(ttl, timedelta) else float(ttl)
+
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_what_is_no_view(function)
         exempt = Exempt(getattr(function, EXEMPT, ()))
-        decorated = View(_name_of(function), function, given, {"ttl": 0, **options}, max_waiting, on_busy, exempt)
+        decorated = View(_name_of(function), function, given, ttl, options, max_waiting, on_busy, exempt)
 
         @functools.wraps(function, assigned=_assigned(function))
         def wrapper(request: Any, *args: Any, **kwargs: Any) -> Any:

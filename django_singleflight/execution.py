@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
@@ -15,7 +14,6 @@ from django.utils import translation
 
 from django_singleflight import envelope, limits, transactions
 from django_singleflight.envelope import Crash, Page, Refusal, Terms
-from django_singleflight.keys import Learnt
 from django_singleflight.sharing import Verdict, answer_of, judge, judge_error
 from django_singleflight.watch import Seen, Watch
 from singleflight_sync import Kept, describe_error
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_singleflight.envelope import Envelope
-    from django_singleflight.keys import Question
+    from django_singleflight.keys import Learnt, Question
 
 _BECOME_4XX = (
     *(Http404, PermissionDenied, SuspiciousOperation, BadRequest),
@@ -51,14 +49,14 @@ class Execution:
     """
 
     def __init__(
-        self, view: Callable[[], Any], request: HttpRequest, question: Question, learnt: Learnt, ttl: float | timedelta
+        self, view: Callable[[], Any], request: HttpRequest, question: Question, learnt: Learnt, ttl: float
     ) -> None:
-        """``learnt``: what the key of this flight holds. ``ttl``: how long an answer is for those who come later."""
+        """``learnt``: what the key of this flight holds. ``ttl``: seconds of an answer for those who come later."""
         self._view = view
         self._request = request
         self._question = question
         self._asked = learnt
-        self._ttl = ttl.total_seconds() if isinstance(ttl, timedelta) else float(ttl)
+        self._ttl = ttl
         self.has_begun = False
         self._reset()
 
@@ -114,9 +112,8 @@ class Execution:
         if self.verdict.reason:
             self.envelope = Refusal(self.verdict.reason)
             return
-        names = tuple(sorted({*self._asked.names, *self.verdict.names}))
-        personal = self._asked.personal or (self.verdict.personal and not self._question.is_personal(self._asked))
-        self.learnt = Learnt(names, personal)
+        personal = self.verdict.personal and not self._question.is_whole(self._asked)
+        self.learnt = self._asked.widened(self.verdict.names, personal=personal)
         self.lasting = self._ttl > 0 and not self.verdict.brief
 
     def _copied(self, language: str) -> Envelope:

@@ -88,6 +88,10 @@ class Learnt(NamedTuple):
     names: tuple[str, ...] = ()
     personal: bool = False
 
+    def widened(self, names: Iterable[str], *, personal: bool) -> Learnt:
+        """This and something more."""
+        return Learnt(tuple(sorted({*self.names, *names})), self.personal or personal)
+
 
 class Question:
     """One request, as the keys of its flights see it. Made before the view runs; changes nothing."""
@@ -133,7 +137,7 @@ class Question:
 
     def key(self, learnt: Learnt = Learnt()) -> str:  # noqa: B008 - immutable
         """The key of the flight of all who may share an answer that depends on no more than what is ``learnt``."""
-        whom = self.whom if self._is_whole(learnt) else _joined(self._whom)
+        whom = self.whom if self.is_whole(learnt) else _joined(self._whom)
         return f"{self._title} {_digest('key', [self._what, whom, self.values(learnt.names)])}"
 
     def values(self, names: Iterable[str]) -> str:
@@ -150,13 +154,10 @@ class Question:
             return True
         if name in {AUTHORIZATION, REMOTE_USER} or name in self._vary_headers or name in learnt.names:
             return True
-        return self._is_whole(learnt) and _tells_whom(name, _ignored(limits.ignored_headers()))
+        return self.is_whole(learnt) and _tells_whom(name, _ignored(limits.ignored_headers()))
 
-    def is_personal(self, learnt: Learnt) -> bool:
+    def is_whole(self, learnt: Learnt) -> bool:
         """Whether all who have this key look the same, so that nothing more need be learnt of the visitor."""
-        return self._is_whole(learnt)
-
-    def _is_whole(self, learnt: Learnt) -> bool:
         return learnt.personal or not self._shared
 
     def _everything(self) -> Iterable[Part]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.http import HttpResponse
 from django.utils import translation
 
 from django_singleflight import atomic, busy, conf, envelope, limits, transactions, watch
@@ -15,6 +14,7 @@ from django_singleflight.execution import Execution, as_first_seen
 from django_singleflight.keys import Learnt, OpaqueArgumentError, Question
 from django_singleflight.memory import memory
 from django_singleflight.sharing import REASONS, sentence
+from django_singleflight.telling import COLLAPSED, HIT, MISS, bypass, marked, tell
 from singleflight_sync import (
     FlightCancelledError,
     HardTimeoutError,
@@ -30,7 +30,7 @@ from singleflight_sync import (
 )
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
     from django_singleflight.audience import Audience
     from django_singleflight.envelope import Envelope
@@ -45,8 +45,6 @@ _OVERHEAD = 1024 * 1024  # bytes that headers and signature may have besides the
 _METHODS = frozenset({"GET", "HEAD"})
 _OVERRIDES = ("HTTP_X_HTTP_METHOD_OVERRIDE", "HTTP_X_HTTP_METHOD", "HTTP_X_METHOD_OVERRIDE")
 
-_told: set[tuple[str, str]] = set()  # views and what was logged of them
-
 
 class View(NamedTuple):
     """A decorated view and the words of its decorator."""
@@ -54,6 +52,7 @@ class View(NamedTuple):
     name: str
     function: Callable[..., Any]
     audience: Audience
+    ttl: float
     options: dict[str, Any]
     max_waiting: int | None
     on_busy: str
@@ -76,10 +75,10 @@ class Visit:
         Raises:
             Exception: what the view raised, here or elsewhere; what a callable of the decorator raised.
         """
+        if watch.is_watched(self._request):  # before anything of it is looked at here
+            return self._alone("nested")
         if _passes_through(self._request):
             return as_first_seen(self._run())
-        if watch.is_watched(self._request):
-            return self._alone("nested")
         configure(conf.default_arguments)  # no effect where the app has done it
         group = default_group()
         if not self._is_enabled(group):
@@ -89,7 +88,7 @@ class Visit:
                 self._view.name,
                 "ATOMIC_REQUESTS opened its transaction before single_flight, so that visitors who wait hold a "
                 "connection: decorate dispatch",
-                logging.WARNING,
+                warn=True,
             )
         if transactions.has_written():
             return self._alone("transaction")
@@ -115,7 +114,7 @@ class Visit:
     def _fly(self, group: SingleFlight, question: Question, learnt: Learnt) -> Any:
         """One flight: a response, or what must be in the key to get one."""
         key = question.key(learnt)
-        run = Execution(self._run, self._request, question, learnt, self._view.options["ttl"])
+        run = Execution(self._run, self._request, question, learnt, self._view.ttl)
         try:
             found: Any = group.run(
                 key,
@@ -123,7 +122,12 @@ class Visit:
                 codec=EnvelopeCodec(key),
                 max_waiting=self._view.max_waiting,
                 on_wait=self._wait,
-                **{**self._view.options, "enabled": True, "max_bytes": limits.max_body() + _OVERHEAD},
+                **{
+                    **self._view.options,
+                    "ttl": self._view.ttl,
+                    "enabled": True,
+                    "max_bytes": limits.max_body() + _OVERHEAD,
+                },
             )
         except ReentrantFlightError:
             return self._alone("nested")
@@ -146,16 +150,16 @@ class Visit:
     def _take(self, found: Envelope, question: Question, learnt: Learnt, run: Execution) -> Any:
         """Another one's answer, if it is for this visitor."""
         if isinstance(found, Learnt):
-            return self._learn(question, Learnt(_union(learnt.names, found.names), learnt.personal or found.personal))
+            return self._learn(question, learnt.widened(found.names, personal=found.personal))
         if isinstance(found, Refusal):
             return self._own(run) if run.is_done else self._alone(found.reason)
         terms = found.terms
-        personal = learnt.personal or bool(terms.whom)
-        if terms.whom not in {"", question.whom}:
-            self._learn(question, Learnt(_union(learnt.names, terms.names), personal))
+        more = learnt.widened(terms.names, personal=bool(terms.whom) and not question.is_whole(learnt))
+        if terms.whom and terms.whom != question.whom:
+            self._learn(question, more)
             return self._own(run) if run.is_done else self._alone("whom")
         if terms.names and terms.values != question.values(terms.names):
-            return self._learn(question, Learnt(_union(learnt.names, terms.names), personal))
+            return self._learn(question, more)
         if terms.user and terms.user != question.seal(self._who()):
             return self._own(run) if run.is_done else self._alone("whom")
         if isinstance(found, Crash):
@@ -172,7 +176,7 @@ class Visit:
         session: Any = getattr(self._request, "session", None)
         if page.looked and hasattr(session, "accessed"):
             session.accessed = True  # has the middleware say ``Vary: Cookie``
-        return self._marked(envelope.response_of(page), "fwd=miss; collapsed" if self._waited else "hit")
+        return marked(envelope.response_of(page), COLLAPSED if self._waited else HIT)
 
     def _who(self) -> str:
         try:
@@ -197,15 +201,12 @@ class Visit:
         try:
             group.put(first, run.learnt, seconds, codec=EnvelopeCodec(first))
             if run.lasting and run.learnt != learnt:
-                group.put(last, run.envelope, self._view.options["ttl"], codec=EnvelopeCodec(last))
+                group.put(last, run.envelope, self._view.ttl, codec=EnvelopeCodec(last))
         except StoreError as exc:
             logger.info("%s: what was learnt of it could not be stored: %s", self._view.name, exc)
 
     def _memory_of(self, learnt: Learnt) -> float:
-        if learnt.personal:
-            return limits.unshared_ttl()
-        ttl = self._view.options["ttl"]
-        return max(_LEAST_MEMORY, ttl if isinstance(ttl, (int, float)) else ttl.total_seconds())
+        return limits.unshared_ttl() if learnt.personal else max(_LEAST_MEMORY, self._view.ttl)
 
     # -- this visitor's own run
 
@@ -217,20 +218,20 @@ class Visit:
         if run.error is not None:
             raise run.error
         if run.verdict.reason:
-            return self._marked(run.response, _bypass(run.verdict.reason))
-        return self._marked(run.response, "fwd=miss")
+            return marked(run.response, bypass(run.verdict.reason))
+        return marked(run.response, MISS)
 
     def _alone(self, reason: str) -> Any:
         if reason != "whom":
             tell(self._view.name, f"not shared, {REASONS[reason]}")
-        return self._marked(as_first_seen(self._run()), _bypass(reason))
+        return marked(as_first_seen(self._run()), bypass(reason))
 
     def _without(self, error: SingleFlightError, run: Execution) -> Any:
         if isinstance(error, HardTimeoutError) and run.is_done:
             return self._own(run)
         if self._view.on_busy == "run" and not run.has_begun:
             return self._alone("busy")
-        return self._marked(busy.response_of(self._view.name, error), _bypass("busy"))
+        return marked(busy.response_of(self._view.name, error), bypass("busy"))
 
     def _wait(self) -> None:
         self._waited = True
@@ -240,31 +241,8 @@ class Visit:
         enabled = self._view.options.get("enabled", True)
         return group.is_enabled() and bool(enabled() if callable(enabled) else enabled)
 
-    def _marked(self, response: Any, status: str) -> Any:
-        if limits.cache_status() and isinstance(response, HttpResponse):
-            before = response.get("Cache-Status")
-            response.headers["Cache-Status"] = (
-                f"{before}, singleflight; {status}" if before else f"singleflight; {status}"
-            )
-        return response
-
-
-def tell(view: str, text: str, level: int = logging.INFO) -> None:
-    """Log something of a view, once in this process."""
-    if text and (view, text) not in _told:
-        _told.add((view, text))
-        logger.log(level, "%s: %s", view, text)
-
 
 def _passes_through(request: HttpRequest) -> bool:
     environ = request.META
     has_body = environ.get("CONTENT_LENGTH") not in {None, "", "0", 0} or "HTTP_TRANSFER_ENCODING" in environ
     return request.method not in _METHODS or has_body or any(name in environ for name in _OVERRIDES)
-
-
-def _union(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({*some, *others}))
-
-
-def _bypass(reason: str) -> str:
-    return f"fwd=bypass; detail={reason}"

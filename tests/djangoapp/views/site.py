@@ -12,7 +12,7 @@ from django.urls import re_path
 from django.utils.functional import SimpleLazyObject
 
 import singleflight_sync
-from django_singleflight import visit
+from django_singleflight import telling
 from django_singleflight.memory import memory
 from singleflight_sync import default_group
 from tests.support.idle import end_keeper
@@ -200,7 +200,7 @@ class Site:
         singleflight_sync.close()
         self._stack.close()
         memory._known.clear()
-        visit._told.clear()
+        telling._told.clear()
         end_keeper()
 
 
