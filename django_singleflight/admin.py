@@ -149,7 +149,6 @@ class FlightAdmin(admin.ModelAdmin):
         return HttpResponseRedirect(self._address("changelist"))
 
     def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name
         common = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
