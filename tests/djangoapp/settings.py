@@ -16,6 +16,13 @@ DATABASES = {
 ROOT_URLCONF = "tests.djangoapp.urls"
 MIDDLEWARE: list[str] = []
 
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "loggers": {"django.request": {"handlers": ["stderr"], "level": "ERROR"}},
+}
+
 CACHES: dict[str, Any] = {
     "default": {
         "BACKEND": "django_singleflight.cache.SingleFlightCache",

@@ -22,7 +22,7 @@ def ready(request: HttpRequest) -> HttpResponse:
 
 def gated(request: HttpRequest, key: str) -> HttpResponse:
     """A value that is computed when the test opens the gate; each computation is counted."""
-    with redis.Redis.from_url(os.environ["SINGLEFLIGHT_TEST_URL"]) as client:
+    with redis.Redis.from_url(os.environ["SINGLEFLIGHT_TEST_URL"], socket_timeout=60) as client:
 
         def compute() -> str:
             number = client.incr("runs")
@@ -37,7 +37,7 @@ def gated(request: HttpRequest, key: str) -> HttpResponse:
 
 def stuck_once(request: HttpRequest, key: str) -> HttpResponse:
     """The first computation hangs in a C call for longer than a worker may take."""
-    with redis.Redis.from_url(os.environ["SINGLEFLIGHT_TEST_URL"]) as client:
+    with redis.Redis.from_url(os.environ["SINGLEFLIGHT_TEST_URL"], socket_timeout=60) as client:
 
         def compute() -> str:
             number = client.incr("runs")
