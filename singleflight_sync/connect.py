@@ -68,6 +68,7 @@ class Single:
         """``opened`` gives the client, and may start what it connects to."""
         self._opened = opened
         self._pool: Pool | None = None
+        self._closed = False
         self.identity = identity
 
     def pool(self, key: bytes) -> Pool:  # noqa: ARG002 - there is but one
@@ -75,6 +76,8 @@ class Single:
         pool = self._pool
         if pool is None:
             pool = self._pool = Pool(_maker(self._opened().connection_pool))
+            if self._closed:  # for a late heartbeat: what it opens is closed behind it
+                pool.close()
         return pool
 
     def pool_at(self, address: Address) -> Pool:  # noqa: ARG002 - there is but one
@@ -86,10 +89,14 @@ class Single:
 
     def refresh(self) -> None:
         """Begin anew with the next connection: what ``opened`` starts may have to be started again."""
-        self.close()
+        self._drop()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, now and behind who is late."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -106,6 +113,7 @@ class Cluster:
         self._known: RedisCluster | None = None
         self._pools: dict[Address, Pool] = {}
         self._moved: dict[int, Address] = {}
+        self._closed = False
         self.identity = identity
 
     @property
@@ -126,7 +134,10 @@ class Cluster:
 
     def pool_at(self, address: Address) -> Pool:
         """The pool of one node."""
-        return self._pools.get(address) or self._pools.setdefault(address, Pool(self._maker(address)))
+        pool = self._pools.get(address) or self._pools.setdefault(address, Pool(self._maker(address)))
+        if self._closed:
+            pool.close()
+        return pool
 
     def _maker(self, address: Address) -> Callable[[], Any]:
         node = self._client.get_node(*address) or self._client.get_default_node()
@@ -150,7 +161,8 @@ class Cluster:
             self._known.nodes_manager.initialize()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, now and behind who is late."""
+        self._closed = True
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()

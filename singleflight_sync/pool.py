@@ -119,8 +119,10 @@ class Pool:
         self._idle.append(link)
         if not self._open:
             self.drain()
-        elif link.used_at - self._idle[0].used_at > IDLE:  # the stack's bottom, left over from a burst
-            self._close_one(self._idle.popleft)
+            return
+        with suppress(IndexError):  # the stack's bottom may be left over from a burst
+            if link.used_at - self._idle[0].used_at > IDLE:
+                self._close_one(self._idle.popleft)
 
     def drain(self) -> None:
         """Closes what is idle."""
