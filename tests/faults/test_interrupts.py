@@ -242,7 +242,7 @@ class Trial:
         try:
             self.interrupter.run(lambda: self.group.run(self.key, function, wait_timeout=30))
         except BaseException as error:  # noqa: BLE001 - looked at in fly()
-            self.error = error
+            self.error = error.with_traceback(None)  # which would keep connections in a cycle
 
     def check(self, *allowed: str) -> list[str]:
         """What is wrong now."""

@@ -83,7 +83,8 @@ class Call:
         try:
             self._outcome["value"] = group.run(key, function, **options)
         except BaseException as error:  # noqa: BLE001 - it is raised by result()
-            self._outcome["error"] = error
+            # Its traceback would hold on to this call, and so keep in a cycle whatever was in use.
+            self._outcome["error"] = error.with_traceback(None)
         self._outcome["at"] = time.monotonic()
 
     @property
