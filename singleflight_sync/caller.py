@@ -66,6 +66,7 @@ class Caller:
         "_function",
         "_lease",
         "_manner",
+        "_misses",
         "_names",
         "_options",
         "_outer",
@@ -100,6 +101,7 @@ class Caller:
         self._terms = terms(self._lease, options.error_ttl, options.max_takeovers, failures=options.share_errors)
         self._token: int | None = None
         self._unreadable: bytes | None = None
+        self._misses = 0
 
     def obtain(self) -> Any:
         """The value: computed here, or by somebody else.
@@ -243,7 +245,7 @@ class Caller:
                 return self._done(seat, answer)
             if isinstance(answer, Stored):
                 landed = self._read(seat, answer)
-                if landed is not None or self._unreadable != answer.prefix + answer.value:
+                if landed is not None or self._misses > 1:  # somebody with another codec is at it
                     return self._done(seat, landed)
             elif isinstance(answer, Entry):
                 result = outcome.of_end(answer) if follower is None else follower.ended(answer)
@@ -304,8 +306,8 @@ class Caller:
             value = self._manner.codec.loads(stored.value)
         except Exception as exc:  # noqa: BLE001 - whatever a codec of the user's raises
             logger.warning("the result of key %r cannot be read, and is replaced: %s", self._names.key, exc)
-            if self._unreadable is None:  # else somebody with another codec is at it
-                self._unreadable = stored.prefix + stored.value
+            self._unreadable = stored.prefix + stored.value
+            self._misses += 1
             return None
         self._token = stored.token
         self._rooms.settle(seat, Value(stored.value, (value,) if is_immutable(value) else ()))

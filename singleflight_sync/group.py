@@ -214,7 +214,7 @@ class SingleFlight:
         Raises:
             StoreError: Redis is unreachable.
         """
-        return next(iter(self._infos([self._names(key).tag.encode()])), None)
+        return next(iter(self._infos([self._names(key).tag.encode()], key)), None)
 
     def history(self, key: str) -> list[LogEntry]:
         """What the log of ``key`` still holds, oldest first: the newest 100 entries, without their values.
@@ -412,11 +412,11 @@ class SingleFlight:
             else connect.from_client(self._client)
         )
 
-    def _infos(self, tags: list[bytes]) -> list[FlightInfo]:
+    def _infos(self, tags: list[bytes], key: str = "") -> list[FlightInfo]:
         store = self._store()
         if store is None or not tags:
             return []
-        boards = store.boards(tags)
+        boards = store.boards(tags, key)
         return [FlightInfo.of_board(values, now_ms, self.name) for now_ms, values in boards]
 
 

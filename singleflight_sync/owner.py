@@ -6,20 +6,21 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from singleflight_sync import deadline, failures, outcome
 from singleflight_sync.answers import Answer, Fate, Position
 from singleflight_sync.cancel import CancelReason, CancelToken
 from singleflight_sync.codecs import is_immutable
-from singleflight_sync.errors import CodecError, FlightInterrupted, ReentrantFlightError, StoreError
+from singleflight_sync.errors import CodecError, ConfigurationError, FlightInterrupted, ReentrantFlightError, StoreError
 from singleflight_sync.events import FlightCancelled, FlightFailed, FlightLost, FlightPublished, StoreFailed
 from singleflight_sync.log import Entry
 from singleflight_sync.outcome import Failure, Kind, Outcome, Value
 from singleflight_sync.wire import UnreachableError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from singleflight_sync.codecs import Codec
     from singleflight_sync.heartbeat import Aboard, Lease
     from singleflight_sync.options import Options
@@ -37,9 +38,10 @@ class Flight:
         key: What the caller asked for.
         cancel_token: Tells the function that it should stop, and why.
         parent: The flight that this one runs inside of, or None.
+        done: Whether its function has ended.
     """
 
-    __slots__ = ("_lease", "_scope", "cancel_token", "key", "parent")
+    __slots__ = ("_lease", "_scope", "cancel_token", "done", "key", "parent")
 
     def __init__(self, key: str, lease: Lease, scope: object, parent: Flight | None) -> None:
         self.key = key
@@ -47,6 +49,7 @@ class Flight:
         self._lease = lease
         self._scope = scope
         self.parent = parent
+        self.done = False
 
     @property
     def fencing_token(self) -> int:
@@ -75,7 +78,10 @@ _current: ContextVar[Flight | None] = ContextVar("singleflight_sync.current_flig
 
 def current_flight() -> Flight | None:
     """Return the flight that this thread (or context) is running, the innermost one, or None."""
-    return _current.get()
+    flight = _current.get()
+    while flight is not None and flight.done:  # in a context that was copied inside of it, and outlives it
+        flight = flight.parent
+    return flight
 
 
 def check_entrance(key: str, scope: object, token: int | None = None) -> Flight | None:
@@ -89,7 +95,7 @@ def check_entrance(key: str, scope: object, token: int | None = None) -> Flight 
     Raises:
         ReentrantFlightError: it is the very flight of ``key``, which would wait for itself.
     """
-    flight = _current.get()
+    flight = current_flight()
     if flight is not None and flight.is_inside(key, scope, token):
         raise ReentrantFlightError(
             f"key {key!r} was asked for inside its own flight, which would wait for itself: "
@@ -117,10 +123,6 @@ class Kept(NamedTuple):
 
     value: Any
     ttl: float | timedelta
-
-    def seconds(self) -> float:
-        """Its life in seconds."""
-        return self.ttl.total_seconds() if isinstance(self.ttl, timedelta) else self.ttl
 
 
 def call_directly(function: Callable[[], Any], key: str) -> Any:
@@ -166,6 +168,7 @@ class Owner(NamedTuple):
             _current.set(self.flight)
             return self._run(function)
         finally:
+            self.flight.done = True
             _current.set(self.flight.parent)
 
     def _run(self, function: Callable[[], Any]) -> Landed | Refused | Failure:
@@ -184,7 +187,10 @@ class Owner(NamedTuple):
             return Landed(value.value)
         ttl = self.ttl
         if isinstance(value, Kept):
-            value, ttl = value.value, value.seconds()
+            try:
+                value, ttl = value.value, self.options.changed(ttl=value.ttl).ttl
+            except ConfigurationError as exc:
+                return self._failed(exc, began)
         try:
             payload = self._encoded(value)
         except CodecError as exc:

@@ -236,13 +236,15 @@ class Store(Sender):
         return stored if stored is not None and (stored.token is not None or self._bare == b"1") else None
 
     @_answered
-    def boards(self, tags: Sequence[bytes]) -> list[Board]:
+    def boards(self, tags: Sequence[bytes], key: str = "") -> list[Board]:
         """The boards of the flights with these tags; those that are over leave the index. One trip per server."""
         meta, live = self.namespace.meta, self.namespace.live
         size = 1 if self.server.is_cluster else BOARDS
         parts = [tags[start : start + size] for start in range(0, len(tags), size)]
         more = () if self.server.is_cluster else (live,)
-        calls = [Call((*(meta(tag.decode("utf-8", "replace")) for tag in part), *more), tuple(part)) for part in parts]
+        calls = [
+            Call((*(meta(tag.decode("utf-8", "replace")) for tag in part), *more), tuple(part), key) for part in parts
+        ]
         boards, over = [], []
         for part, (now, *texts) in zip(parts, self._run_many("boards", calls), strict=True):
             boards += [Board(int(now), json.loads(text.decode("utf-8", "replace"))) for text in texts if text]
