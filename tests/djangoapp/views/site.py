@@ -138,7 +138,7 @@ class Site:
 
     def __init__(self, server: Server) -> None:
         self._stack = ExitStack()
-        self._pool = ThreadPoolExecutor(40)
+        self._pool = ThreadPoolExecutor(210)
         self.set(
             INSTALLED_APPS=[*APPS, "django_singleflight"],
             MIDDLEWARE=MIDDLEWARE,

@@ -274,8 +274,9 @@ def test_a_follower_of_a_page_with_a_token_keeps_his_cookie_alive(site: Site) ->
     assert all("Cookie" in response["Vary"] for response in got)
 
 
-def test_who_gets_a_personal_page_from_another_tab_is_told_to_vary_on_cookies(site: Site) -> None:
-    page = served(site, name, shared=False)
+@pytest.mark.parametrize("body", [name, lambda r: HttpResponse(r.session.get("name"))], ids=["user", "session"])
+def test_who_gets_a_personal_page_from_another_tab_is_told_to_vary_on_cookies(body: Any, site: Site) -> None:
+    page = served(site, body, shared=False)
     ada = site.sign_in("ada")
     got = site.herd(page, ada, ada.twin())
     assert page.runs == 1
@@ -472,6 +473,13 @@ def test_a_nested_view_is_not_shared_by_itself(site: Site) -> None:
     decorated = single_flight(shared=True, ttl=60)(inner)
     page = served(site, lambda r, **_: decorated(r), ttl=60)
     assert bodies(site, page, Visitor({"a": "1"}), Visitor({"a": "2"}), later=Visitor({"a": "3"})) == ["1", "2", "3"]
+
+
+def test_a_view_that_calls_a_shared_one_and_looks_at_nothing_is_shared(site: Site) -> None:
+    inner = single_flight(shared=True)(lambda r: HttpResponse("x"))
+    page = served(site, lambda r, **_: inner(r))
+    assert bodies(site, page, Visitor({"a": "1"}), Visitor({"a": "2"})) == ["x", "x"]
+    assert page.runs == 1
 
 
 def test_a_view_that_calls_itself_by_another_address(site: Site) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -94,10 +95,10 @@ class World:
     def herd(self, name: str, *browsers: Browser, headers: list[dict[str, str]] | None = None) -> list[Answer]:
         """All of them come while the page is being made, and wait for it."""
         told = headers or [{}] * len(browsers)
-        first = self._start(name, browsers[0], told[0])
+        first = self.start(name, browsers[0], told[0])
         eventually(lambda: self.runs(name) == 1, within=20)
         before = self.runs("waits")
-        calls = [self._start(name, each, words) for each, words in zip(browsers[1:], told[1:], strict=True)]
+        calls = [self.start(name, each, words) for each, words in zip(browsers[1:], told[1:], strict=True)]
         eventually(lambda: self.runs("waits") - before == len(calls), within=20, what="they wait")
         self.open_gate()
         return [call.result(40) for call in (first, *calls)]
@@ -106,8 +107,9 @@ class World:
         """Let the views go on."""
         self._gate.touch()
 
-    def _start(self, name: str, browser: Browser, words: dict[str, str]) -> Future[Answer]:
-        return self._pool.submit(browser.get, f"/{name}", **words)
+    def start(self, name: str, browser: Browser, words: dict[str, str] | None = None) -> Future[Answer]:
+        """A request in a thread."""
+        return self._pool.submit(browser.get, f"/{name}", **(words or {}))
 
     def close(self) -> None:
         self.open_gate()
@@ -172,6 +174,20 @@ def test_posts_of_those_who_came_without_a_cookie_succeed(world: World) -> None:
         token = re.findall('value="(.*?)"', answer.body)[0]
         assert browser.get("/post", method="POST", body=f"csrfmiddlewaretoken={token}").body == "posted"
     assert world.runs("form") == 4
+
+
+def test_a_killed_worker_hands_over_to_who_waits(world: World) -> None:
+    first = world.start("page", world.browser())
+    eventually(lambda: world.runs("page") == 1, within=20)
+    others = [world.start("page", world.browser()) for _ in range(2)]
+    eventually(lambda: world.runs("waits") >= 1, within=20, what="they wait")
+    os.kill(world.journal.notes()[0].pid, signal.SIGKILL)
+    eventually(lambda: world.runs("page") == 2 or others[0].done(), within=20, what="somebody takes over")
+    world.open_gate()
+    for call in (first, *others):
+        error = call.exception(40)  # whoever was served by the same worker
+        assert error is not None or call.result().body == "page"
+    assert world.browser().get("/page").body == "page"
 
 
 def test_two_languages(world: World) -> None:

@@ -100,12 +100,12 @@ def test_visitors_who_wait_hold_no_connection(query: str, site: Site, database: 
     site.serve(single_flight(page))
     first = site.start(Visitor(), f"/{query}")
     assert page.running.wait(20)
-    others = [site.start(Visitor(), f"/{query}") for _ in range(30)]
-    site.wait_for(30)
-    assert len(opened.threads) == 31
+    others = [site.start(Visitor(), f"/{query}") for _ in range(200)]
+    site.wait_for(200)
+    assert len(opened.threads) == 201
     eventually(lambda: opened.count() == 1, within=10, what="all but the one who makes the page gave theirs back")
     page.go_on.set()
-    assert statuses([each.result(20) for each in (first, *others)]) == [200] * 31
+    assert statuses([each.result(20) for each in (first, *others)]) == [200] * 201
     assert count() == 1
 
 
@@ -238,6 +238,23 @@ def test_idle_connections_are_given_back_and_others_are_not(database: None) -> N
     connection.settings_dict["CONN_MAX_AGE"] = 0
     atomic.give_back_connections()
     assert connection.connection is None
+
+
+def test_each_response_is_closed_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    original = HttpResponse.close
+
+    def close(response: HttpResponse) -> None:
+        closed.append(id(response))
+        original(response)
+
+    monkeypatch.setattr(HttpResponse, "close", close)
+    page = Page(ok)
+    site.serve(single_flight(page))
+    got = site.herd(page, *(Visitor() for _ in range(4)))
+    assert page.runs == 1
+    assert sorted(closed) == sorted(map(id, got))
+    assert all(response.closed for response in got)
 
 
 # Limits
