@@ -16,7 +16,7 @@ import singleflight_sync as sfs
 from singleflight_sync import keeper
 from singleflight_sync.log import Reading
 from tests.support import parts
-from tests.support.flights import Call, Journal, Listener, Work, wait_for_callers, wait_for_followers
+from tests.support.flights import Call, Journal, Listener, Work, wait_for_followers, waiting_here
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import eventually
 
@@ -221,11 +221,13 @@ class Trial:
         self.others: list[Call] = []
         self.error: BaseException | None = None
 
-    def add_waiter(self, value: str = "value", *, within: float = 20.0) -> None:
-        """Another caller of this process takes a seat in the room."""
-        before = len(self.others)
+    def add_waiter(self, value: str = "value") -> None:
+        """Another caller of this process takes a seat in the room, if the interrupt does not come before."""
+        count = len(self.others) + 1
         self.others.append(Call(self.group, self.key, lambda: value, wait_timeout=30))
-        wait_for_callers(self.group, self.key, before + 1, within=within)
+        eventually(
+            lambda: waiting_here(self.group, self.key) >= count or self.interrupter.place, what=f"{count} in the room"
+        )
 
     def fly(self, function: Callable[[], str]) -> bool:
         """Call, with the interrupt; False: the call was over before its moment came."""
@@ -325,21 +327,22 @@ def test_a_follower_on_an_event_may_be_interrupted_at_any_moment(tiny: sfs.Singl
 def test_a_follower_on_the_read_may_be_interrupted_at_any_moment(
     tiny: sfs.SingleFlight, there: sfs.SingleFlight
 ) -> None:
-    """It leads in its process: two more callers wait for it."""
+    """It leads in its process: two more callers wait for it, and must not wait for the lease."""
 
     def trial(number: int) -> tuple[bool, list[str]]:
         trial = Trial(tiny, f"k{number}", number)
         work = Work("value")
-        owner = Call(there, trial.key, work)
+        owner = Call(there, trial.key, work, **LONG)
         work.wait_for(1)
 
         def join_in_and_let_go() -> None:
             try:
                 eventually(lambda: tiny._runtime().shared.rooms.is_open(trial.key), within=0.02)
-                trial.add_waiter("mine", within=0.2)
-                trial.add_waiter("mine", within=0.2)
             except AssertionError:
-                pass  # interrupted before it opened a room, or between the two
+                pass  # interrupted before it opened a room
+            else:
+                trial.add_waiter("mine")
+                trial.add_waiter("mine")
             work.let_go()
 
         helper = threading.Thread(target=join_in_and_let_go)
