@@ -170,8 +170,13 @@ class Listener(logging.Handler):
 
 
 def grip(seconds: float) -> None:
-    """Sleep without giving up the interpreter lock."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    """Sleep in C without giving up the interpreter lock; a signal does not end it, as it would end ``usleep``."""
+    library = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(64)  # zeros: an unlocked one
+    until = time.time() + seconds
+    moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_timedlock(mutex, moment)
 
 
 def _poll() -> str:
