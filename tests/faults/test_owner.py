@@ -588,6 +588,8 @@ def test_a_function_that_grips_the_interpreter_longer_than_its_lease_is_replaced
 ) -> None:
     first = running(fly("first", f"grip {5 * LEASE}"))
     second = fly("second")
+    wait_for_followers(here, "k", 1)
+    first.release()
     assert second.result() == [["value", "second"]]
     assert first.result() == [["value", "second"]]
     assert [note.who for note in journal.notes()] == ["first", "second"]
@@ -641,8 +643,10 @@ def test_a_stuck_function_in_c_frees_followers_of_other_processes(
     fly: Callable[..., Child], here: sfs.SingleFlight
 ) -> None:
     """It grips the interpreter, so that nobody can tell its followers: the end of the lease does."""
-    running(fly("stuck", "grip 30", options={"hard_timeout": 1}))
+    stuck = running(fly("stuck", "grip 30", options={"hard_timeout": 20}))
     follower = Call(here, "k", lambda: "mine")
+    wait_for_followers(here, "k", 1)
+    stuck.release()
     assert follower.result() == "mine"
 
 

@@ -6,7 +6,8 @@ A child's function is described by words, since no function travels to it:
 ``now``                   return at once
 ``wait``                  return when the test says so (``Child.release``)
 ``sleep SECONDS``         sleep, in Python, whatever happens
-``grip SECONDS``          sleep in C without giving up the interpreter lock: nothing else runs
+``grip SECONDS``          sleep in C without giving up the interpreter lock, so that nothing
+                          else runs; in a child of a test, when the test says so
 ``poll``                  poll the cancel token until it fires, and return all the same
 ``checkpoint``            call ``checkpoint()`` until it raises
 ========================  =============================================================
@@ -202,6 +203,8 @@ def do(work: str, channel: Channel | None = None) -> str | None:
     elif word == "sleep":
         time.sleep(float(number))
     elif word == "grip":
+        if channel is not None:
+            channel.wait()
         grip(float(number))
     elif word == "poll":
         return _poll()
