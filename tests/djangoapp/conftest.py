@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="package", autouse=True)
 def project() -> Iterator[None]:
     """The project, set up; what that did to the default group is undone at the end."""
+    from singleflight_sync import configure  # noqa: PLC0415 - not before there are settings
     from singleflight_sync.default import default  # noqa: PLC0415 - private, for this alone
 
     default.reset()
     django.setup()
+    from django_singleflight import conf  # noqa: PLC0415
+
+    configure(conf.default_arguments)  # once more, where tests of another folder came between
     yield
     default.reset()
 

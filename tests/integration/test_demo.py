@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 COMMAND = [sys.executable, "-m", "singleflight_sync", "demo"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="not applicable: reads /proc")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory with a short name: a socket in it has to fit into 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 @pytest.fixture
