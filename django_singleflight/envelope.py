@@ -14,8 +14,6 @@ from django_singleflight.keys import Learnt
 from singleflight_sync import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from singleflight_sync import Codec
 
 _FORM = b"V1"
@@ -43,19 +41,20 @@ class Terms(NamedTuple):
         user: Who must be signed in; ``""``: no matter.
         names: Names in ``request.META`` whose values must be the owner's.
         values: Digest of these.
+        looked: What of the visitor the view has looked at.
     """
 
     whom: str = ""
     user: str = ""
     names: tuple[str, ...] = ()
     values: str = ""
+    looked: tuple[str, ...] = ()
 
 
 class Page(NamedTuple):
     """A response.
 
     Attributes:
-        looked: What of the visitor the view has looked at.
         language: The one that the view has activated, or ``""``.
     """
 
@@ -66,7 +65,6 @@ class Page(NamedTuple):
     charset: str | None
     headers: tuple[tuple[str, str], ...]
     attributes: dict[str, Any]
-    looked: tuple[str, ...]
     language: str
     body: bytes
 
@@ -130,7 +128,7 @@ class EnvelopeCodec:
         return digest
 
 
-def page(response: HttpResponse, terms: Terms, *, looked: Iterable[str], language: str) -> Page:
+def page(response: HttpResponse, terms: Terms, language: str) -> Page:
     """Copy a finished response."""
     fields = response.__dict__
     return Page(
@@ -141,7 +139,6 @@ def page(response: HttpResponse, terms: Terms, *, looked: Iterable[str], languag
         charset=fields.get("_charset"),
         headers=tuple(response.headers.items()),
         attributes={name: fields[name] for name in _ATTRIBUTES if name in fields},
-        looked=tuple(looked),
         language=language,
         body=response.content,
     )
@@ -182,8 +179,8 @@ def _facts(value: Envelope) -> tuple[list[Any], bytes]:
 def _envelope(facts: list[Any], body: bytes) -> Envelope:
     kind, *rest = facts
     if kind == Page.__name__:
-        terms, *fields, headers, attributes, looked, language = rest
-        copied: Any = (tuple(map(tuple, headers)), attributes, tuple(looked), language, body)
+        terms, *fields, headers, attributes, language = rest
+        copied: Any = (tuple(map(tuple, headers)), attributes, language, body)
         return Page(_terms(terms), *fields, *copied)
     if kind == Crash.__name__:
         return Crash(_terms(rest[0]), body)
@@ -194,8 +191,8 @@ def _envelope(facts: list[Any], body: bytes) -> Envelope:
 
 
 def _terms(facts: list[Any]) -> Terms:
-    whom, user, names, values = facts
-    return Terms(whom, user, tuple(names), values)
+    whom, user, names, values, looked = facts
+    return Terms(whom, user, tuple(names), values, tuple(looked))
 
 
 def _list_of(value: Any) -> list[Any]:

@@ -123,10 +123,11 @@ class Execution:
             user=question.seal(self.seen.user) if self.seen.user else "",
             names=verdict.names,
             values=question.values(verdict.names) if verdict.names else "",
+            looked=tuple(sorted(self.seen.looked)),
         )
         if self.error is not None:
             return Crash(terms, describe_error(self.error, flight=question.key(self._asked)))
-        return envelope.page(self.response, terms, looked=sorted(self.seen.looked), language=language)
+        return envelope.page(self.response, terms, language)
 
     def _life(self) -> float:
         """For how many seconds the envelope is for those who come later."""

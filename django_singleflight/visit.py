@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.utils import translation
 
 from django_singleflight import atomic, busy, conf, envelope, limits, transactions, watch
-from django_singleflight.envelope import Crash, EnvelopeCodec, Page, Refusal
+from django_singleflight.envelope import Crash, EnvelopeCodec, Refusal
 from django_singleflight.execution import Execution, as_first_seen
 from django_singleflight.keys import Learnt, OpaqueArgumentError, Question
 from django_singleflight.memory import memory
@@ -30,7 +30,7 @@ from singleflight_sync import (
 )
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
+    from django.http import HttpRequest
 
     from django_singleflight.audience import Audience
     from django_singleflight.envelope import Envelope
@@ -162,21 +162,21 @@ class Visit:
             return self._learn(question, more)
         if terms.user and terms.user != question.seal(self._who()):
             return self._own(run) if run.is_done else self._alone("whom")
+        self._leave_traces(terms.looked)
         if isinstance(found, Crash):
             raise rebuild_error(found.error, self._view.name)
-        return self._copy(found)
+        if found.language:
+            translation.activate(found.language)
+        return marked(envelope.response_of(found), COLLAPSED if self._waited else HIT)
 
-    def _copy(self, page: Page) -> HttpResponse:
-        """A response of this visitor's own, and on the request what the view would have left there."""
-        if page.language:
-            translation.activate(page.language)
+    def _leave_traces(self, looked: tuple[str, ...]) -> None:
+        """Leave on the request what the view would have left there, for middleware to find."""
         environ = self._request.META
-        if "csrf" in page.looked and "CSRF_COOKIE" in environ:
-            environ["CSRF_COOKIE_NEEDS_UPDATE"] = True
+        if "csrf" in looked and "CSRF_COOKIE" in environ:
+            environ["CSRF_COOKIE_NEEDS_UPDATE"] = True  # renews the cookie
         session: Any = getattr(self._request, "session", None)
-        if page.looked and hasattr(session, "accessed"):
+        if looked and hasattr(session, "accessed"):
             session.accessed = True  # has the middleware say ``Vary: Cookie``
-        return marked(envelope.response_of(page), COLLAPSED if self._waited else HIT)
 
     def _who(self) -> str:
         try:

@@ -274,6 +274,17 @@ def test_a_follower_of_a_page_with_a_token_keeps_his_cookie_alive(site: Site) ->
     assert all("Cookie" in response["Vary"] for response in got)
 
 
+def test_a_failure_that_is_shared_keeps_the_cookie_alive_too(site: Site) -> None:
+    def body(request: HttpRequest) -> HttpResponse:
+        raise ValueError(get_token(request))
+
+    page = served(site, body, shared=False)
+    visitor = Visitor({"csrftoken": "c" * 32})
+    got = site.herd(page, visitor, visitor.twin())
+    assert page.runs == 1
+    assert [response.cookies["csrftoken"].value for response in got] == ["c" * 32] * 2
+
+
 @pytest.mark.parametrize("body", [name, lambda r: HttpResponse(r.session.get("name"))], ids=["user", "session"])
 def test_who_gets_a_personal_page_from_another_tab_is_told_to_vary_on_cookies(body: Any, site: Site) -> None:
     page = served(site, body, shared=False)
@@ -320,7 +331,7 @@ def plant(server: Server, site: Site, data: Callable[[str], bytes], page: Page) 
 
 
 def forged(key: str) -> Copy:
-    return Copy(Terms(), "plain", 200, None, None, (("Content-Type", "text/html"),), {}, (), "", b"planted")
+    return Copy(Terms(), "plain", 200, None, None, (("Content-Type", "text/html"),), {}, "", b"planted")
 
 
 @pytest.mark.parametrize(
@@ -476,7 +487,7 @@ def test_a_nested_view_is_not_shared_by_itself(site: Site) -> None:
 
 
 def test_a_view_that_calls_a_shared_one_and_looks_at_nothing_is_shared(site: Site) -> None:
-    inner = single_flight(shared=True)(lambda r: HttpResponse("x"))
+    inner: Any = single_flight(shared=True)(lambda r: HttpResponse("x"))
     page = served(site, lambda r, **_: inner(r))
     assert bodies(site, page, Visitor({"a": "1"}), Visitor({"a": "2"})) == ["x", "x"]
     assert page.runs == 1

@@ -19,11 +19,11 @@ from django_singleflight.envelope import Crash, EnvelopeCodec, Page, Refusal, Te
 from django_singleflight.keys import Learnt
 from singleflight_sync import CodecError, PickleCodec
 
-TERMS = Terms("whom", "user", ("A", "B"), "values")
+TERMS = Terms("whom", "user", ("A", "B"), "values", ("user",))
 
 
 def page(response: HttpResponse) -> Page:
-    return envelope.page(response, TERMS, looked=["user"], language="de")
+    return envelope.page(response, TERMS, "de")
 
 
 def copied(response: HttpResponse) -> HttpResponse:
