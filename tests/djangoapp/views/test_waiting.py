@@ -40,15 +40,15 @@ def database(tmp_path: Path) -> Iterator[None]:
     """A database in a file, whose requests are atomic."""
     settings = connections.settings["default"]
     before = {name: settings[name] for name in ("NAME", "ATOMIC_REQUESTS")}
-    connections["default"].close()
+    other = connections["default"]  # may hold a database in memory, which does not close
+    del connections["default"]
     settings.update(NAME=str(tmp_path / "db"), ATOMIC_REQUESTS=True)
-    connections["default"].settings_dict.update(settings)
     with connections["default"].cursor() as cursor:
         cursor.execute("CREATE TABLE t (n INTEGER)")
     yield
     connections["default"].close()
     settings.update(before)
-    connections["default"].settings_dict.update(before)
+    connections["default"] = other
 
 
 def count() -> int:
