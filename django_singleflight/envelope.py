@@ -8,9 +8,8 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from django.http import HttpResponse, HttpResponsePermanentRedirect, HttpResponseRedirect, JsonResponse
-from django.utils.crypto import salted_hmac
 
-from django_singleflight.keys import Learnt
+from django_singleflight.keys import Learnt, secret_of
 from singleflight_sync import CodecError
 
 if TYPE_CHECKING:
@@ -121,11 +120,10 @@ class EnvelopeCodec:
         return _envelope(json.loads(bytes(view[_START:end])), bytes(view[end:]))
 
     def _signature(self, *parts: bytes | memoryview) -> bytes:
-        signer = salted_hmac("django_singleflight.envelope", b"%d:%s" % (len(self._key), self._key), algorithm="sha256")
+        signer = hmac.new(secret_of("envelope"), b"%d:%s" % (len(self._key), self._key), "sha256")
         for part in parts:
             signer.update(part)
-        digest: bytes = signer.digest()
-        return digest
+        return signer.digest()
 
 
 def page(response: HttpResponse, terms: Terms, language: str) -> Page:

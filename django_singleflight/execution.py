@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestAborted, SuspiciousOperation
-from django.http import Http404, HttpResponse, UnreadablePostError
+from django.http import Http404, HttpResponse, SimpleCookie, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import ResponseHeaders
 from django.utils import translation
@@ -162,14 +162,15 @@ def as_first_seen(response: Any) -> Any:
     if not isinstance(response, HttpResponse):
         return response
     fields = response.__dict__
-    mine = tuple(response.headers.items()), copy.deepcopy(response.cookies)
-    first = fields.setdefault(_FIRST_SEEN, mine)
-    if first is mine:
-        return response
+    if _FIRST_SEEN not in fields:
+        mine = tuple(response.headers.items()), copy.deepcopy(response.cookies) if response.cookies else SimpleCookie()
+        if fields.setdefault(_FIRST_SEEN, mine) is mine:
+            return response
+    headers, cookies = fields[_FIRST_SEEN]
     kind: Any = type(response)
     again: HttpResponse = kind.__new__(kind)
     again.__dict__.update(fields)
     again.__dict__.update(
-        headers=ResponseHeaders(dict(first[0])), cookies=copy.deepcopy(first[1]), _resource_closers=[], closed=False
+        headers=ResponseHeaders(dict(headers)), cookies=copy.deepcopy(cookies), _resource_closers=[], closed=False
     )
     return again

@@ -259,14 +259,19 @@ def _encoded(part: Part) -> bytes:
     return b"i%s:" % str(part).encode()
 
 
-def _digest(purpose: str, parts: Iterable[Part]) -> str:
-    return hmac.digest(_secret(settings.SECRET_KEY, purpose), _joined(parts), "sha256").hex()[:40]
+def secret_of(purpose: str) -> bytes:
+    """A secret for one purpose, derived from ``SECRET_KEY``."""
+    return _derived(settings.SECRET_KEY, purpose)
 
 
 @functools.lru_cache(maxsize=32)
-def _secret(secret: str | bytes, purpose: str) -> bytes:
-    made: bytes = salted_hmac("django_singleflight.keys", purpose, secret=secret, algorithm="sha256").digest()
+def _derived(secret: str | bytes, purpose: str) -> bytes:
+    made: bytes = salted_hmac("django_singleflight.views", purpose, secret=secret, algorithm="sha256").digest()
     return made
+
+
+def _digest(purpose: str, parts: Iterable[Part]) -> str:
+    return hmac.digest(secret_of(purpose), _joined(parts), "sha256").hex()[:40]
 
 
 def _printable(start: str, address: str) -> str:
