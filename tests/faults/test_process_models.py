@@ -143,6 +143,9 @@ def test_a_forked_child_leaves_its_parents_connections_alone(start_child: Callab
     assert child.receive() == "used"
     before = {row["id"] for row in connections(server)}
     child.release()
+    assert child.receive() == "flown"
+    assert {row["id"] for row in connections(server)} > before  # it has some of its own
+    child.release()
     assert child.receive() == "forked"
     assert {row["id"] for row in connections(server)} == before
     child.release()
@@ -448,9 +451,12 @@ def test_flights_work_under_a_real_uwsgi(
 
 
 def test_under_a_real_uwsgi_a_site_may_fly_while_it_is_loaded(
-    start_site: Callable[..., Site], journal: Journal
+    start_site: Callable[..., Site], group: sfs.SingleFlight, journal: Journal
 ) -> None:
     site = start_site("uwsgi", "--processes", "2", "--enable-threads", warm=True)
     requests = [Request(site, key="k", work=f"sleep {4 * LEASE}") for _ in range(2)]
+    journal.wait_for(1)
+    outside = Call(group, "k", lambda: "outside")
+    assert outside.result() == "value"
     assert [request.body() for request in requests] == ["value"] * 2
     assert names(journal) == ["value"]

@@ -231,18 +231,25 @@ def fork_under_threads(channel: Channel, url: str, forks: int) -> list[int]:
 
 
 def child_leaves_connections_alone(channel: Channel, url: str) -> None:
-    """Report before and after a forked child has flown, closed and ended like a program that exits."""
+    """Stop before, while and after a forked child flies, closes and ends like a program that exits."""
     group = sfs.SingleFlight(url=url, **QUICK)
     group.run("k", lambda: 1)
     channel.send("used")
     channel.wait()
+    (heard, tell), (seen, go_on) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
         os.dup2(2, channel._out)  # the pipe to the test is its parent's
         group.run("k", lambda: 2)
+        os.write(tell, b"!")
+        os.read(seen, 1)
         group.close()
         sys.exit(0)  # with all that an interpreter does at its end
-    os.waitpid(pid, 0)
+    os.read(heard, 1)
+    channel.send("flown")
+    channel.wait()
+    os.write(go_on, b"!")
+    assert reaped(pid) == 0
     assert group.run("k", lambda: 3) == 3
     channel.send("forked")
     channel.wait()
