@@ -186,10 +186,13 @@ def test_a_killed_fork_that_nobody_has_reaped_is_replaced_at_once(
 
 @pytest.mark.parametrize("model", [["-k", "sync"], ["-k", "gthread", "--threads", "4"]], ids=["sync", "gthread"])
 def test_workers_preloaded_with_a_used_app_share_one_flight(
-    start_site: Callable[..., Site], journal: Journal, model: list[str]
+    start_site: Callable[..., Site], group: sfs.SingleFlight, journal: Journal, model: list[str]
 ) -> None:
     site = start_site("gunicorn", "--workers", "3", "--preload", *model, warm=True)
     requests = [Request(site, key="k", work=f"sleep {4 * LEASE}") for _ in range(3)]
+    journal.wait_for(1)
+    outside = Call(group, "k", lambda: "outside")
+    assert outside.result() == "value"
     assert [request.body() for request in requests] == ["value"] * 3
     assert names(journal) == ["value"]
 

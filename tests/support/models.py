@@ -257,7 +257,7 @@ def child_leaves_connections_alone(channel: Channel, url: str) -> None:
 
 
 def follow_over_a_fork(channel: Channel, url: str, journal: str) -> None:
-    """A thread of the parent follows a foreign flight when a child is forked, which ends before the flight does."""
+    """A thread of the parent follows a foreign flight when children are forked: one ends before, one follows, too."""
     with sfs.SingleFlight(url=url, **QUICK) as group:
         values: list[Any] = []
         follower = threading.Thread(target=lambda: values.append(group.run("k", noting(journal, "parent"))))
@@ -268,10 +268,16 @@ def follow_over_a_fork(channel: Channel, url: str, journal: str) -> None:
             assert group.run("other", noting(journal, "other", 2 * LEASE)) == "other"
             group.close()
 
+        def follow() -> None:
+            assert group.run("k", noting(journal, "child")) == "foreign"
+
         assert reaped(forked(child)) == 0
+        pid = forked(follow)
+        eventually(lambda: (info := group.peek("k")) and info.followers == 2, what="the child follows, too")
         channel.send("forked")
         follower.join()
         assert values == ["foreign"]
+        assert reaped(pid) == 0
 
 
 def default_group_after_a_fork(channel: Channel, url: str, journal: str) -> list[int]:
