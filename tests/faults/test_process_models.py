@@ -451,15 +451,3 @@ def test_flights_work_under_a_real_uwsgi(
     assert outside.result() == "value"
     assert names(journal) == ["value"]
     assert site.get("/fly", key="after", work="now") == "value"
-
-
-def test_under_a_real_uwsgi_a_site_may_fly_while_it_is_loaded(
-    start_site: Callable[..., Site], group: sfs.SingleFlight, journal: Journal
-) -> None:
-    site = start_site("uwsgi", "--processes", "2", "--enable-threads", warm=True)
-    requests = [Request(site, key="k", work=f"sleep {4 * LEASE}") for _ in range(2)]
-    journal.wait_for(1)
-    outside = Call(group, "k", lambda: "outside")
-    assert outside.result() == "value"
-    assert [request.body() for request in requests] == ["value"] * 2
-    assert names(journal) == ["value"]

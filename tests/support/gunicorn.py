@@ -45,7 +45,11 @@ class Site:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        eventually(self._answers, within=30, what=f"the site answers: {command}")
+        try:
+            eventually(self._answers, within=30, what=f"the site answers: {command}")
+        except BaseException:
+            self.stop()
+            raise
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
