@@ -77,6 +77,11 @@ def test_no_lock_event_local_thread_or_connection_is_made_at_import(spawn: Calla
 # Forks
 
 
+def test_no_flight_takes_a_lock_of_the_import_system(start_child: Callable[..., Child]) -> None:
+    """A child that is forked while another thread holds one would wait for it for ever."""
+    assert start_child("import_locks_of_the_first_flights").result() == []
+
+
 def test_a_pool_that_is_forked_after_use_shares_one_flight_and_beats_in_the_child(
     start_child: Callable[..., Child], journal: Journal
 ) -> None:

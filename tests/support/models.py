@@ -365,6 +365,32 @@ def _maker(made: list[str], name: str, real: Any) -> Any:
     return make
 
 
+def import_locks_of_the_first_flights(channel: Channel, url: str) -> list[str]:
+    """Where the package takes a lock of the import system while it flies for the first time."""
+    lock: Any = importlib._bootstrap._ModuleLock  # type: ignore[attr-defined]
+    real = lock.acquire
+    places: list[str] = []
+
+    def acquire(self: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        if str(frame.f_globals.get("__name__")).startswith("singleflight_sync"):
+            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return real(self)
+
+    lock.acquire = acquire
+    with sfs.SingleFlight(url=url, **QUICK) as group:
+        group.run("short", lambda: 1)
+        group.run("long", lambda: time.sleep(2 * LEASE))
+        outcome_of(lambda: group.run("failing", lambda: 1 / 0))
+        group.forget("short")
+        group.cancel("short")
+        group.live()
+    lock.acquire = real
+    return places
+
+
 def imports(channel: Channel) -> dict[str, Any]:
     """Import every module of the package anew, and tell what that has made."""
     package = importlib.import_module("singleflight_sync")
