@@ -216,15 +216,15 @@ class Caller:
         """Settle the room with what a follower heard; a value that needs no copies is decoded once for all."""
         if isinstance(result, Failure):
             self._rooms.settle(seat, result)
-            return result
+            return self._done(seat, result)
         self._rooms.close(seat)  # decoding may take its time
         try:
             value = self._manner.codec.loads(result.payload)
         except Exception:  # noqa: BLE001 - whatever a codec of the user's raises; each of the room sees for itself
             self._rooms.settle(seat, result)
-            return self._taken(result)
+            return self._taken(self._done(seat, result))
         self._rooms.settle(seat, Value(b"", (value,)) if is_immutable(value) else result)
-        return Landed(value)
+        return self._done(seat, Landed(value))
 
     def _converse(self, seat: Seat[Outcome, Follower], follower: Follower | None) -> Landed | Owned | Outcome | None:
         """Claim, and follow as long as somebody else owns the flight.
@@ -237,7 +237,7 @@ class Caller:
             if follower is not None:
                 result = follower.follow(self._patience, lambda: self._rooms.close(seat))
                 if result is not None:
-                    return self._done(seat, result)
+                    return result  # the follower stays at hand until the room is settled
             answer = self._claim(follower)
             if isinstance(answer, Owned):
                 self._owned = answer
@@ -250,7 +250,7 @@ class Caller:
             elif isinstance(answer, Entry):
                 result = outcome.of_end(answer) if follower is None else follower.ended(answer)
                 if result is not None:
-                    return self._done(seat, result)
+                    return result  # the follower stays at hand until the room is settled
             elif isinstance(answer, Waiting):
                 follower = self._joined(seat, follower, answer)
             # else this nonce's flight is over: once more, under a new one

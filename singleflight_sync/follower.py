@@ -60,8 +60,7 @@ class Follower:
     @property
     def position(self) -> Position:
         """What it tells when it looks or claims."""
-        log_id = self._log_id if self._reading is None else self._reading.log_id
-        return Position(self._token, log_id, self._counted, self._dead)
+        return Position(self._token, self._log_id, self._counted, self._dead)
 
     @property
     def place(self) -> int:
@@ -116,7 +115,6 @@ class Follower:
     def close(self) -> None:
         """Leave the queue."""
         if self._reading is not None:
-            self._log_id = self._reading.log_id
             self._reading.close()
             self._reading = None
         if self._watch is not None:
@@ -146,10 +144,10 @@ class Follower:
     def _catch_up(self, on_forgotten: Callable[[], None]) -> Outcome | None:
         """Take what stands in the log before looking: it may hold more than one flight that has ended meanwhile."""
         for entry in self._store.entries(self._names, self._log_id):
-            self._log_id = entry.log_id
             result = self._note(entry, on_forgotten)
             if result is not None:
                 return result
+            self._log_id = entry.log_id
         self._behind = False
         return None
 
@@ -162,13 +160,25 @@ class Follower:
         return self._reading.wait(pause, *([] if watched is None else [watched]))
 
     def _read(self, on_forgotten: Callable[[], None]) -> Outcome | None:
-        assert self._reading is not None
-        for entry in self._reading.entries():
-            result = self._note(entry, on_forgotten)
-            if result is not None:
-                self._reading.done()
-                return result
-        self._reading.ask_again()
+        """Take the entries that have come, each before the next is counted as read.
+
+        An end stays unread: should this caller be interrupted, its successor finds it.
+        """
+        reading = self._reading
+        assert reading is not None
+        try:
+            for entry in reading.entries():
+                result = self._note(entry, on_forgotten)
+                if result is not None:
+                    self._reading = None
+                    reading.done()
+                    return result
+                self._log_id = entry.log_id
+            reading.ask_again()
+        except BaseException:
+            self._reading = None
+            reading.close()
+            raise
         return None
 
     def _look(self) -> Outcome | None:
@@ -228,8 +238,9 @@ class Follower:
             self._turn_at = deadline.now()  # as a newcomer
         elif result is None:
             self._turn_at = deadline.now() + self._delay()
-        self._token = None
-        self._observe("")
+        if result is None:
+            self._token = None
+            self._observe("")
         return result
 
     def _observe(self, owner_id: str) -> None:
@@ -248,7 +259,6 @@ class Follower:
     def _lose_touch(self) -> None:
         self._out_of_touch = self._behind = True
         if self._reading is not None:
-            self._log_id = self._reading.log_id
             self._reading.close()
             self._reading = None
 

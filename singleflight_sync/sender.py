@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from contextlib import suppress
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
@@ -61,7 +61,8 @@ class Script:
 
 
 def _read(name: str) -> str:
-    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+    # Not by importlib.resources, which takes a lock that a child forked just then would inherit for ever.
+    return (Path(__file__).with_name("lua") / f"{name}.lua").read_text("utf-8")
 
 
 script = functools.lru_cache(maxsize=None)(Script)
